@@ -1,0 +1,415 @@
+"""Decides who starts, who waits, who is refused: the one place where that answer can change.
+
+A request arrives (``offer``), waits in its flow's queue, is dispatched to an engine under a
+lease, and gives the lease back. Every call takes ``now``, does what is due, and returns verdicts
+in the order in which they fell; the caller performs them. Nothing polls: dispatch is tried on
+arrival, end of prefill, release, limit, health and route changes, expiry, and at ``next_wakeup``.
+
+Rules, each proved by a property test in ``tests/gateway/test_admission_properties.py``:
+what waits is bounded by count, tokens and bytes; nobody waits past a deadline; flows get their
+shares; a head that waits for shared capacity is passed only by reserved capacity; an engine's
+account is exact; capacity is never idle while an eligible head fits.
+
+Tickets and leases are keyed by this module's own counters, never by an id a caller can choose.
+``ARCHITECTURE.md`` has the essay. Pure: no I/O, no clock.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from gateway.arrival import caps_outcome, refusal_on_arrival, wait_s
+from gateway.domain import (
+    AdmissionMode,
+    Arm,
+    EngineLimits,
+    FlowKey,
+    FlowSpec,
+    MisuseError,
+    Outcome,
+)
+from gateway.flows import Flow, Group, Ticket
+from gateway.ledger import EngineLedger, EngineView, Lease
+from gateway.principals import PrincipalRates
+from gateway.ring import Ring, rings_of
+from gateway.verdicts import (
+    Dispatched,
+    FlowView,
+    Offer,
+    Queued,
+    Refusal,
+    RouteView,
+    Topology,
+    Verdict,
+)
+
+__all__ = ["Admission"]
+
+RAMP_STEP_S = 1.0
+
+
+class Admission:
+    """The admission core. Mutable state: flows, ledgers, leases and two heaps of deadlines.
+
+    Args:
+        specs: one per (model, size class, service class).
+        topology: engines, pools and routes.
+        now: the current moment; engines count as down since then until told otherwise.
+        quantum: cost units per turn and weight.
+        beta: cost of one output token in prompt tokens.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[FlowSpec],
+        topology: Topology,
+        now: float,
+        *,
+        quantum: float = 1024.0,
+        beta: float = 0.3,
+    ) -> None:
+        self.quantum = quantum
+        self.beta = beta
+        self.engines = {n: EngineLedger(n, lim, now) for n, lim in topology.engines.items()}
+        self.groups = {s.group: Group(s) for s in specs}
+        self.flows: dict[FlowKey, Flow] = {}
+        self._pools = {name: tuple(members) for name, members in topology.pools.items()}
+        self._routes: dict[tuple[str, str], RouteView] = {}
+        self._rings: dict[Flow, Ring] = {}
+        self._engine_rings: dict[str, Ring] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._leases: dict[int, Lease] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._estimates: list[tuple[float, int]] = []
+        self._rates = PrincipalRates()
+        self._last_id = 0
+        self.set_routes(topology.routes, now)
+
+    # -- a request's life ------------------------------------------------------------------
+
+    def offer(self, offer: Offer, now: float) -> tuple[int, list[Verdict]]:
+        """Admit, queue or refuse one request; returns its ticket id and all verdicts that fell."""
+        verdicts = self._expire(now)
+        self._last_id += 1
+        ticket = self._ticket(offer)
+        flow = ticket.flow
+        refusal = refusal_on_arrival(ticket, offer.principal_cap, self._rates, now)
+        if refusal is not None:
+            verdicts.append(refusal)
+            return ticket.id, verdicts
+        flow.group.enter(offer.principal)
+        self._rates.charge(flow.group.spec, offer.principal, ticket.prompt_tokens, now)
+        if flow.mode is AdmissionMode.OFF:
+            verdicts.append(self._pass_through(ticket, now))
+            return ticket.id, verdicts
+        ahead = flow.queued_cost
+        was_empty = not flow.queue
+        self._tickets[ticket.id] = ticket
+        flow.append(ticket, now)
+        if was_empty:
+            verdicts += self._run(self._rings[flow], now)
+        if ticket.id in self._tickets:
+            verdicts.append(self._wait_or_refuse(ticket, ahead, now))
+        return ticket.id, verdicts
+
+    def cancel(self, ticket_id: int, now: float) -> list[Verdict]:
+        """Its caller left while it waited. A ticket that no longer waits is left alone."""
+        verdicts = self._expire(now)
+        ticket = self._tickets.get(ticket_id)
+        if ticket is not None:
+            self._leave_queue(ticket)
+            verdicts += self._run(self._rings[ticket.flow], now)
+        return verdicts
+
+    def prefill_done(self, lease_id: int, now: float) -> list[Verdict]:
+        """The first data event of an answer came: its prompt is computed."""
+        lease = self._lease(lease_id)
+        verdicts = self._expire(now)
+        if lease.prefilling:
+            self.engines[lease.engine].prefill_done(lease, now)
+            verdicts += self._freed(lease.engine, now)
+        return verdicts
+
+    def grow(self, lease_id: int, output_tokens: int) -> None:
+        """An answer has this many output tokens so far; past the estimate they are charged."""
+        lease = self._lease(lease_id)
+        self.engines[lease.engine].grow(lease, output_tokens)
+
+    def release(self, lease_id: int, now: float, output_tokens: int | None = None) -> list[Verdict]:
+        """The one owner of a lease gives it back, whatever the way it ended.
+
+        Args:
+            lease_id: from ``Dispatched``.
+            now: the moment.
+            output_tokens: what a completed answer produced, where the engine said so.
+        """
+        lease = self._lease(lease_id)
+        verdicts = self._expire(now)
+        del self._leases[lease_id]
+        self.engines[lease.engine].release(lease)
+        lease.flow.group.leave(lease.principal)
+        if output_tokens is not None:
+            lease.flow.group.completed(output_tokens // lease.slots)
+        verdicts += self._freed(lease.engine, now)
+        return verdicts
+
+    def tick(self, now: float) -> list[Verdict]:
+        """Do what is due by time: expire, end estimated prefills, raise ramps."""
+        verdicts = self._expire(now)
+        for engine in self.engines.values():
+            engine.ramp(now)
+        return verdicts + self._dispatch_all(now)
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When ``tick`` has something to do, if nothing else happens before."""
+        while self._deadlines and self._deadlines[0][1] not in self._tickets:
+            heapq.heappop(self._deadlines)
+        while self._estimates and not self._still_prefilling(self._estimates[0][1]):
+            heapq.heappop(self._estimates)
+        due = [heap[0][0] for heap in (self._deadlines, self._estimates) if heap]
+        if any(e.ramp_from_s is not None for e in self.engines.values()):
+            due.append(now + RAMP_STEP_S)
+        return min(due, default=None)
+
+    # -- configuration and health ----------------------------------------------------------
+
+    def set_routes(self, routes: Mapping[tuple[str, str], RouteView], now: float) -> list[Verdict]:
+        """Put another route table in force; what still waits follows it, what runs stays."""
+        self._routes = dict(routes)
+        for spec in (g.spec for g in self.groups.values()):
+            for arm in Arm:
+                self._place_flow(FlowKey(spec.model, spec.size_class, spec.service_class, arm))
+        for flow in self.flows.values():
+            if flow.hold is not None:
+                self._rings[flow].end_hold(flow)
+        for engine in self.engines.values():
+            engine.reserve(f for f in self.flows.values() if engine in f.engines)
+        rings = rings_of(self.flows.values(), self.quantum)
+        self._rings = {flow: ring for ring in rings for flow in ring.flows}
+        self._engine_rings = {e.name: ring for ring in rings for e in ring.engines}
+        return self._dispatch_all(now)
+
+    def set_limits(self, engine: str, limits: EngineLimits, now: float) -> list[Verdict]:
+        """Put other limits in force on one engine. A shrink cancels nothing that runs."""
+        self.engines[engine].set_limits(limits, now)
+        return self._expire(now) + self._dispatch_all(now)
+
+    def set_engine(
+        self, engine: str, now: float, *, up: bool | None = None, draining: bool | None = None,
+        paused: bool | None = None, ramp: bool = False,
+    ) -> list[Verdict]:  # fmt: skip
+        """Tell the health, drain or pause of an engine; a hold on a lost engine ends."""
+        ledger = self.engines[engine]
+        ledger.set_state(now, up=up, draining=draining, paused=paused, ramp=ramp)
+        if ledger.hold is not None and not ledger.usable:
+            self._rings[ledger.hold.flow].end_hold(ledger.hold.flow)
+        for flow in self.flows.values():
+            if ledger in flow.engines and not any(e.usable for e in flow.engines):
+                flow.rate.empty()
+            elif flow.queue:
+                flow.rate.waiting(now)
+        return self._expire(now) + self._dispatch_all(now)
+
+    def pause(self, group: tuple[str, str, str], *, paused: bool) -> None:
+        """An operator stops or resumes new arrivals of a flow; what waits still goes."""
+        self.groups[group].paused = paused
+
+    # -- the counting stage's provisional charge -------------------------------------------
+
+    def begin_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> bool:
+        """Charge an uncounted body to every group it may turn out to be in.
+
+        Returns False, and charges nothing, if all of them are at their caps: then it can be
+        refused before the work of counting.
+        """
+        found = [self.groups[g] for g in groups]
+        room = [g for g in found if caps_outcome(g, 0, body_bytes) is None]
+        if not room:
+            return False
+        for group in found:
+            group.counting += 1
+            group.counting_bytes += body_bytes
+        return True
+
+    def end_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
+        """Give the provisional charge back, in the same step as ``offer`` or an early end."""
+        for group in (self.groups[g] for g in groups):
+            group.counting -= 1
+            group.counting_bytes -= body_bytes
+            if group.counting < 0:
+                raise MisuseError(f"counting ended twice for {group.spec.group}")
+
+    # -- what an observer may ask ----------------------------------------------------------
+
+    def flow_views(self, now: float) -> list[FlowView]:
+        """Every flow's queue at this moment; ages come from the enqueue times."""
+        return [
+            FlowView(
+                f.key,
+                len(f.queue),
+                sum(t.prompt_tokens for t in f.queue.values()),
+                sum(t.body_bytes for t in f.queue.values()),
+                f.oldest_age_s(now),
+                f.group.spec.max_age_s,
+            )
+            for f in self.flows.values()
+        ]
+
+    def engine_views(self) -> list[EngineView]:
+        """Every engine's account at this moment."""
+        return [e.view() for e in self.engines.values()]
+
+    def pick(self, key: FlowKey) -> str | None:
+        """The usable engine with the least prefill outstanding, whatever its limits."""
+        usable = [e for e in self.flows[key].engines if e.usable]
+        return min(usable, key=lambda e: (e.prefill_used, e.slots_used)).name if usable else None
+
+    def predicted_wait_s(self, key: FlowKey, now: float) -> float:
+        """How long the queue of a flow needs to drain at the rate it is served."""
+        flow = self.flows[key]
+        return wait_s(flow, flow.queued_cost, now)
+
+    def __repr__(self) -> str:
+        waiting = [f for f in self.flows.values() if f.queue]
+        return f"<Admission: {len(self._leases)} running; {waiting}; {[*self.engines.values()]}>"
+
+    # -- arrival ---------------------------------------------------------------------------
+
+    def _ticket(self, offer: Offer) -> Ticket:
+        flow = self.flows.get(offer.key)
+        if flow is None:
+            raise MisuseError(f"no such flow: {offer.key}")
+        charge = flow.group.output_charge(offer.max_tokens, offer.slots)
+        age_s = flow.group.spec.max_age_s
+        if offer.max_wait_s is not None:
+            age_s = min(age_s, max(0.0, offer.max_wait_s))
+        return Ticket(
+            self._last_id, flow, offer.principal, offer.slots, offer.prompt_tokens, charge,
+            offer.body_bytes, offer.streamed, offer.affinity, offer.arrived_s,
+            offer.arrived_s + age_s, offer.prompt_tokens + self.beta * charge,
+        )  # fmt: skip
+
+    def _pass_through(self, ticket: Ticket, now: float) -> Verdict:
+        name = self.pick(ticket.flow.key)
+        if name is None:
+            ticket.flow.group.leave(ticket.principal)
+            return Refusal(ticket.id, Outcome.NO_ENGINE)
+        return self._start(ticket, self.engines[name], now)
+
+    def _wait_or_refuse(self, ticket: Ticket, ahead: float, now: float) -> Verdict:
+        target_s = ticket.flow.group.spec.target_wait_s
+        if target_s is not None:
+            predicted_s = wait_s(ticket.flow, ahead, now)
+            if predicted_s > target_s:
+                self._leave_queue(ticket)
+                return Refusal(ticket.id, Outcome.PREDICTED_WAIT, predicted_s - target_s)
+        heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.id))
+        return Queued(ticket.id, ticket.deadline_s)
+
+    # -- dispatch --------------------------------------------------------------------------
+
+    def _dispatch_all(self, now: float) -> list[Verdict]:
+        rings = dict.fromkeys(self._rings.values())
+        return [v for ring in rings for v in self._run(ring, now)]
+
+    def _freed(self, engine: str, now: float) -> list[Verdict]:
+        """Something came free on an engine; one that no route names any more serves nobody."""
+        ring = self._engine_rings.get(engine)
+        return self._run(ring, now) if ring is not None else []
+
+    def _run(self, ring: Ring, now: float) -> list[Verdict]:
+        """Let a ring go as far as it can."""
+        verdicts: list[Verdict] = []
+        while (choice := ring.next(now)) is not None or ring.refused:
+            while ring.refused:
+                ticket = ring.refused.pop()
+                del self._tickets[ticket.id]
+                ticket.flow.group.leave(ticket.principal)
+                verdicts.append(Refusal(ticket.id, Outcome.PREDICTED_WAIT))
+            if choice is not None:
+                ticket, engine = choice
+                del self._tickets[ticket.id]
+                verdicts.append(self._start(ticket, engine, now))
+        return verdicts
+
+    def _start(self, ticket: Ticket, engine: EngineLedger, now: float) -> Dispatched:
+        self._last_id += 1
+        lease = engine.take(self._last_id, ticket, now)
+        self._leases[lease.id] = lease
+        if lease.prefill_until_s is not None:
+            heapq.heappush(self._estimates, (lease.prefill_until_s, lease.id))
+        return Dispatched(ticket.id, engine.name, lease.id)
+
+    # -- leaving ---------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        touched: dict[Ring, None] = {}
+        freed: dict[str, None] = {}
+        while self._deadlines and self._deadlines[0][0] <= now:
+            ticket = self._tickets.get(heapq.heappop(self._deadlines)[1])
+            if ticket is None:
+                continue
+            without = not any(e.usable for e in ticket.flow.engines)
+            outcome = Outcome.NO_ENGINE if without else Outcome.QUEUE_EXPIRED
+            drain_s = wait_s(ticket.flow, ticket.flow.queued_cost, now)
+            self._leave_queue(ticket)
+            touched[self._rings[ticket.flow]] = None
+            verdicts.append(Refusal(ticket.id, outcome, drain_s))
+        while self._estimates and self._estimates[0][0] <= now:
+            lease = self._leases.get(heapq.heappop(self._estimates)[1])
+            if lease is not None and lease.prefilling:
+                self.engines[lease.engine].prefill_done(lease)
+                freed[lease.engine] = None
+        for ring in touched:
+            verdicts += self._run(ring, now)
+        for engine in freed:
+            verdicts += self._freed(engine, now)
+        self._compact()
+        return verdicts
+
+    def _leave_queue(self, ticket: Ticket) -> None:
+        flow = ticket.flow
+        if flow.hold is not None and flow.hold.ticket_id == ticket.id:
+            self._rings[flow].end_hold(flow)
+        flow.remove(ticket)
+        del self._tickets[ticket.id]
+        flow.group.leave(ticket.principal)
+
+    def _compact(self) -> None:
+        """Keep the heaps no larger than twice what lives, whatever callers cancel."""
+        if len(self._deadlines) > 2 * len(self._tickets) + 64:
+            self._deadlines = [d for d in self._deadlines if d[1] in self._tickets]
+            heapq.heapify(self._deadlines)
+        if len(self._estimates) > 2 * len(self._leases) + 64:
+            self._estimates = [e for e in self._estimates if e[1] in self._leases]
+            heapq.heapify(self._estimates)
+
+    def _lease(self, lease_id: int) -> Lease:
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise MisuseError(f"no such lease, or it was released before: {lease_id}")
+        return lease
+
+    def _still_prefilling(self, lease_id: int) -> bool:
+        lease = self._leases.get(lease_id)
+        return lease is not None and lease.prefilling
+
+    # -- flows and rings -------------------------------------------------------------------
+
+    def _place_flow(self, key: FlowKey) -> None:
+        """Create or move one flow to where the route table says."""
+        route = self._routes.get((key.model, key.size_class))
+        flow = self.flows.get(key)
+        if flow is None:
+            if route is None or (key.arm is Arm.CANDIDATE and route.candidate is None):
+                return
+            flow = Flow(key, self.groups[key.group], 1.0, self.beta)
+            self.flows[key] = flow
+        if route is None:
+            flow.engines = ()
+            return
+        share = route.candidate_weight if route.candidate else 0.0
+        part = share if key.arm is Arm.CANDIDATE else 1.0 - share
+        flow.weight = flow.group.spec.weight * max(part, 0.01)
+        flow.mode = route.mode
+        flow.engines = tuple(self.engines[e] for e in self._pools[route.pool(key.arm)])

@@ -1,0 +1,98 @@
+"""Decides whether an arriving request is refused before it waits, and how long it would wait.
+
+The checks run in the order of the failure contract: what can never fit, what an operator paused,
+the caller's own caps and rates, a pool without an engine, the flow's caps. A caller's cap holds in
+every admission mode; the rest does not apply where admission is off. Pure: no I/O, no clock.
+"""
+
+from gateway.domain import AdmissionMode, Outcome
+from gateway.flows import Flow, Group, Ticket
+from gateway.principals import PrincipalRates
+from gateway.verdicts import Refusal
+
+__all__ = ["NO_ENGINE_GRACE_S", "caps_outcome", "refusal_on_arrival", "wait_s"]
+
+NO_ENGINE_GRACE_S = 2.0
+COLD_RATE_SHARE = 0.25
+
+
+def refusal_on_arrival(
+    ticket: Ticket, principal_cap: int | None, rates: PrincipalRates, now: float
+) -> Refusal | None:
+    """The first reason to refuse ``ticket`` now, or None if it may be dispatched or wait.
+
+    Args:
+        ticket: charged to nothing yet.
+        principal_cap: the caller's own in-flight cap, None for the flow's default.
+        rates: every caller's rates.
+        now: the moment.
+    """
+    flow, group = ticket.flow, ticket.flow.group
+    enforced = flow.mode is not AdmissionMode.OFF
+    if enforced and flow.engines and not _could_ever_fit(ticket):
+        return Refusal(ticket.id, Outcome.PROMPT_TOO_LONG)
+    if group.paused:
+        return Refusal(ticket.id, Outcome.PAUSED)
+    if _over_principal_cap(ticket, principal_cap):
+        return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT)
+    rate_wait_s = rates.wait_s(group.spec, ticket.principal, ticket.prompt_tokens, now)
+    if enforced and rate_wait_s > 0:
+        return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT, rate_wait_s)
+    if _without_engine_s(flow, now) >= NO_ENGINE_GRACE_S:
+        return Refusal(ticket.id, Outcome.NO_ENGINE)
+    if not enforced:
+        return None
+    full = caps_outcome(group, ticket.prompt_tokens, ticket.body_bytes)
+    if full is not None:
+        return Refusal(ticket.id, full, wait_s(flow, flow.queued_cost, now))
+    return Refusal(ticket.id, Outcome.QUEUE_EXPIRED) if ticket.deadline_s <= now else None
+
+
+def caps_outcome(group: Group, tokens: int, body_bytes: int) -> Outcome | None:
+    """Which cap of the group one more request of this size would pass, the counting included."""
+    spec = group.spec
+    if group.queued + group.counting + 1 > spec.max_queued:
+        return Outcome.QUEUE_FULL
+    if group.queued_tokens + tokens > spec.max_queued_tokens:
+        return Outcome.QUEUE_TOKENS_FULL
+    if group.queued_bytes + group.counting_bytes + body_bytes > spec.max_queued_bytes:
+        return Outcome.QUEUE_BYTES_FULL
+    return None
+
+
+def wait_s(flow: Flow, cost_ahead: float, now: float) -> float:
+    """Seconds until ``cost_ahead`` is served; 0 while nothing is known of the rate.
+
+    The rate is never taken below a quarter of the flow's share of the configured engine rate,
+    and nothing older than twice the maximum age counts: a cold or idle gateway, or one after a
+    stall, refuses nothing by prediction.
+    """
+    rate = flow.rate.per_second(now, 2 * flow.group.spec.max_age_s)
+    if rate is None:
+        return 0.0
+    configured = sum(e.limits.prefill_tokens_per_s for e in flow.engines if e.usable)
+    return cost_ahead / max(rate, flow.share * configured * COLD_RATE_SHARE, 1.0)
+
+
+def _could_ever_fit(ticket: Ticket) -> bool:
+    size = (ticket.slots, ticket.prompt_tokens, ticket.kv_tokens)
+    return any(e.could_ever_fit(*size) for e in ticket.flow.engines)
+
+
+def _over_principal_cap(ticket: Ticket, cap: int | None) -> bool:
+    flow, group = ticket.flow, ticket.flow.group
+    if cap is None:
+        if flow.mode is AdmissionMode.OFF:
+            return False
+        slots = sum(e.limits.slots for e in flow.engines)
+        cap = max(1, int(group.spec.principal_share * (group.spec.max_queued + slots)))
+    return group.in_flight.get(ticket.principal, 0) >= cap
+
+
+def _without_engine_s(flow: Flow, now: float) -> float:
+    """For how long the flow's pool has had no healthy engine."""
+    if not flow.engines:
+        return NO_ENGINE_GRACE_S
+    if any(e.up for e in flow.engines):
+        return 0.0
+    return now - max(e.down_since_s for e in flow.engines)

@@ -1,0 +1,220 @@
+"""Keeps what waits: one first-in first-out queue per flow, its deficit, and how fast it is served.
+
+A *flow* is (model, size class, service class, arm). A *group* is what both arms of a flow
+share: the queue caps, the maximum age, the callers' own caps. Cost is
+``prompt tokens + beta * output charge``. Pure: no I/O, no clock.
+"""
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gateway.domain import AdmissionMode, FlowKey, FlowSpec
+
+if TYPE_CHECKING:
+    from gateway.ledger import EngineLedger, Hold, Obstacle
+
+__all__ = ["Flow", "Group", "ServiceRate", "Ticket"]
+
+RATE_MEMORY_S = 10.0
+STALL_SHARE_OF_AGE = 0.25
+STALL_LEAST_S = 2.0
+RECENT_COMPLETIONS = 200
+COMPLETIONS_FOR_P95 = 59
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request in the admission core, keyed by the core's own counter."""
+
+    id: int
+    flow: "Flow"
+    principal: str
+    slots: int
+    prompt_tokens: int
+    output_charge_tokens: int
+    body_bytes: int
+    streamed: bool
+    affinity: int
+    arrived_s: float
+    deadline_s: float
+    cost: float
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens it is charged: every prompt token and the output it is expected to make."""
+        return self.prompt_tokens + self.output_charge_tokens
+
+
+class ServiceRate:
+    """Cost served per second while somebody waited, forgetting over about ten seconds.
+
+    Only time with a non-empty queue counts, so an idle gateway knows nothing rather than
+    something wrong; a gap as long as a stall makes it forget everything.
+    """
+
+    __slots__ = ("_cost", "_mark_s", "_seconds", "last_sample_s")
+
+    def __init__(self) -> None:
+        self._cost = 0.0
+        self._seconds = 0.0
+        self._mark_s: float | None = None
+        self.last_sample_s: float | None = None
+
+    def waiting(self, now: float) -> None:
+        """The queue became non-empty."""
+        if self._mark_s is None:
+            self._mark_s = now
+
+    def empty(self) -> None:
+        """The queue emptied, or nothing can serve it: time stops counting."""
+        self._mark_s = None
+
+    def served(self, cost: float, now: float, stall_s: float) -> None:
+        """``cost`` left a non-empty queue at ``now``."""
+        if self._mark_s is None:
+            return
+        elapsed_s = now - self._mark_s
+        self._mark_s = now
+        if elapsed_s > stall_s:
+            self._cost = self._seconds = 0.0
+            self.last_sample_s = None
+            return
+        keep = math.exp(-elapsed_s / RATE_MEMORY_S)
+        self._cost = self._cost * keep + cost
+        self._seconds = self._seconds * keep + elapsed_s
+        self.last_sample_s = now
+
+    def per_second(self, now: float, stale_s: float) -> float | None:
+        """The rate, or None while nothing recent enough is known."""
+        if self.last_sample_s is None or now - self.last_sample_s > stale_s:
+            return None
+        return self._cost / self._seconds if self._seconds > 0 else None
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Caps and counts of one (model, size class, service class), shared by its arms."""
+
+    spec: FlowSpec
+    queued: int = 0
+    queued_tokens: int = 0
+    queued_bytes: int = 0
+    counting: int = 0
+    counting_bytes: int = 0
+    paused: bool = False
+    in_flight: dict[str, int] = field(default_factory=dict)
+    _outputs: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_COMPLETIONS))
+    _estimate: int | None = None
+
+    def output_charge(self, max_tokens: int | None, slots: int) -> int:
+        """Output tokens charged: what was asked for, bounded by what this class produces."""
+        estimate = self.spec.output_estimate_tokens if self._estimate is None else self._estimate
+        per_slot = estimate if max_tokens is None else min(max_tokens, estimate)
+        return per_slot * slots
+
+    def completed(self, output_tokens: int) -> None:
+        """Learn from an answer: the estimate becomes the p95 of recent completions."""
+        self._outputs.append(output_tokens)
+        if len(self._outputs) >= COMPLETIONS_FOR_P95:
+            ranked = sorted(self._outputs)
+            self._estimate = ranked[math.ceil(0.95 * len(ranked)) - 1]
+
+    def enter(self, principal: str) -> None:
+        """One more request of this caller is queued or running."""
+        self.in_flight[principal] = self.in_flight.get(principal, 0) + 1
+
+    def leave(self, principal: str) -> None:
+        """One fewer; a caller with none left is forgotten."""
+        left = self.in_flight[principal] - 1
+        if left:
+            self.in_flight[principal] = left
+        else:
+            del self.in_flight[principal]
+
+
+class Flow:
+    """One queue in one scheduling ring.
+
+    Args:
+        key: its name.
+        group: the caps it shares with its other arm.
+        weight: its share in the ring, in proportion to the others'.
+    """
+
+    __slots__ = (
+        "deficit", "engines", "fits", "group", "hold", "hold_engine", "key", "largest_kv_tokens",
+        "max_cost", "mode", "obstacles", "queue", "queued_cost", "rate",
+        "reserved_prefill_tokens", "reserved_slots", "share", "size_class", "stopped_by_cap",
+        "surveyed",
+        "weight",
+    )  # fmt: skip
+
+    def __init__(self, key: FlowKey, group: Group, weight: float, beta: float) -> None:
+        spec = group.spec
+        self.key = key
+        self.group = group
+        self.weight = weight
+        self.share = 1.0
+        self.size_class = key.size_class
+        self.reserved_slots = spec.reserved_slots
+        self.reserved_prefill_tokens = spec.reserved_prefill_tokens
+        self.largest_kv_tokens = spec.largest_prompt_tokens + spec.output_estimate_tokens
+        self.max_cost = spec.largest_prompt_tokens + beta * spec.output_estimate_tokens
+        self.mode = AdmissionMode.ENFORCE
+        self.queue: OrderedDict[int, Ticket] = OrderedDict()
+        self.queued_cost = 0.0
+        self.deficit = 0.0
+        self.rate = ServiceRate()
+        self.engines: tuple[EngineLedger, ...] = ()
+        self.hold: Hold | None = None
+        self.hold_engine: EngineLedger | None = None
+        self.surveyed: Ticket | None = None
+        self.obstacles: dict[EngineLedger, Obstacle | None] = {}
+        self.fits = False
+        self.stopped_by_cap = False
+
+    @property
+    def head(self) -> Ticket:
+        """The oldest waiting ticket; the queue must not be empty."""
+        return next(iter(self.queue.values()))
+
+    @property
+    def stall_s(self) -> float:
+        """A gap in service this long says nothing about the rate."""
+        return max(STALL_LEAST_S, STALL_SHARE_OF_AGE * self.group.spec.max_age_s)
+
+    def append(self, ticket: Ticket, now: float) -> None:
+        """Charge the caps and wait at the end."""
+        group = self.group
+        self.queue[ticket.id] = ticket
+        self.queued_cost += ticket.cost
+        group.queued += 1
+        group.queued_tokens += ticket.prompt_tokens
+        group.queued_bytes += ticket.body_bytes
+        self.rate.waiting(now)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Give the caps back; an emptied queue loses a positive deficit and keeps a debt."""
+        group = self.group
+        del self.queue[ticket.id]
+        self.queued_cost -= ticket.cost
+        group.queued -= 1
+        group.queued_tokens -= ticket.prompt_tokens
+        group.queued_bytes -= ticket.body_bytes
+        if not self.queue:
+            self.queued_cost = 0.0
+            self.deficit = min(0.0, self.deficit)
+            self.rate.empty()
+
+    def oldest_age_s(self, now: float) -> float:
+        """How long the oldest waiting request has waited, from its headers; 0 if none waits."""
+        return max((now - t.arrived_s for t in self.queue.values()), default=0.0)
+
+    def __repr__(self) -> str:
+        key = self.key
+        return (
+            f"<{key.model}/{key.size_class}/{key.service_class}/{key.arm}: "
+            f"{len(self.queue)} queued, deficit {self.deficit:.0f}>"
+        )

@@ -1,0 +1,281 @@
+"""Runs arrivals, an admission policy and simulated engines in virtual time, without sockets.
+
+The scheduler and the step cost are the ones the simulated engine serves with; the policy is
+handed in, because the load generator never imports the gateway. One engine iteration at a time:
+it is scheduled, takes what the cost model says, and its tokens reach the policy and the caller
+``back_s`` later. A dispatch reaches the engine after ``to_engine_s``.
+
+Times are seconds on the arrivals' clock. Pure: no I/O, no clock.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadgen.engine.cost import StepCost
+from loadgen.engine.scheduler import Emission, Scheduler, SchedulerConfig, Step
+
+__all__ = [
+    "Action",
+    "Delays",
+    "PassThrough",
+    "Policy",
+    "SimArrival",
+    "SimResult",
+    "nearest_rank",
+    "simulate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SimArrival:
+    """One planned request. ``streamed`` says whether its first token is visible as it comes."""
+
+    seq: int
+    at_s: float
+    size_class: str
+    prompt_tokens: int
+    output_tokens: int
+    streamed: bool = True
+    service_class: str = "standard"
+    max_tokens_given: bool = True
+    principal: str = "caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What the policy wants done: send ``seq`` to an engine, or refuse it."""
+
+    seq: int
+    engine: int | None = None
+    refused: str | None = None
+    priority: int = 0
+
+
+class Policy(Protocol):
+    """The gate in front of the engines, in virtual time."""
+
+    def offer(self, arrival: SimArrival, now: float) -> Sequence[Action]:
+        """A request arrived."""
+
+    def first_event(self, seq: int, now: float) -> Sequence[Action]:
+        """Its first token came back, if it is streamed."""
+
+    def finished(self, seq: int, now: float, output_tokens: int) -> Sequence[Action]:
+        """Its answer is complete."""
+
+    def tick(self, now: float) -> Sequence[Action]:
+        """Time passed."""
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When to tick if nothing else happens."""
+
+
+@dataclass(slots=True)
+class SimResult:
+    """What became of one request; times are absolute, None where it did not get that far."""
+
+    arrival: SimArrival
+    sent_s: float | None = None
+    engine: int | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    max_stall_s: float = 0.0
+    tokens: int = 0
+    done: bool = False
+    refused: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From the planned arrival to the first token at the caller."""
+        return None if self.first_s is None else self.first_s - self.arrival.at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What the wires take: from the policy to an engine, and a token's way back to the caller."""
+
+    to_engine_s: float = 0.002
+    back_s: float = 0.001
+
+
+class PassThrough:
+    """The baseline: every request goes at once to the engine with the least prefill outstanding."""
+
+    def __init__(self, engines: int) -> None:
+        self._prefill = [0] * engines
+        self._sent: dict[int, tuple[int, int]] = {}
+
+    def offer(self, arrival: SimArrival, now: float) -> Sequence[Action]:
+        """Send it."""
+        engine = min(range(len(self._prefill)), key=lambda e: self._prefill[e])
+        self._prefill[engine] += arrival.prompt_tokens
+        self._sent[arrival.seq] = (engine, arrival.prompt_tokens)
+        return [Action(arrival.seq, engine)]
+
+    def first_event(self, seq: int, now: float) -> Sequence[Action]:
+        """Its prompt is no longer outstanding."""
+        engine, tokens = self._sent.pop(seq, (0, 0))
+        self._prefill[engine] -= tokens
+        return []
+
+    def finished(self, seq: int, now: float, output_tokens: int) -> Sequence[Action]:
+        """An answer without a visible first token ends its prefill here."""
+        return self.first_event(seq, now)
+
+    def tick(self, now: float) -> Sequence[Action]:
+        """Nothing is due by time."""
+        return []
+
+    def next_wakeup(self, now: float) -> float | None:
+        """Never."""
+        return None
+
+
+class _Engine:
+    """One scheduler with its clock: at most one step is under way."""
+
+    def __init__(self, config: SchedulerConfig, cost: StepCost) -> None:
+        self.scheduler = Scheduler(config)
+        self.cost = cost
+        self.step: Step | None = None
+
+    def begin(self) -> float | None:
+        """Start a step if none is under way and there is work; its duration in seconds."""
+        if self.step is not None or not self.scheduler.has_work:
+            return None
+        step = self.scheduler.step()
+        if not step.scheduled:
+            return None
+        self.step = step
+        return self.cost.seconds(step)
+
+
+class _Run:
+    """The event loop: a heap of (time, order, what to do)."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        engines: Sequence[_Engine],
+        delays: Delays,
+    ) -> None:
+        self.policy = policy
+        self.engines = engines
+        self.delays = delays
+        self.results: dict[int, SimResult] = {}
+        self.heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self.order = 0
+        self.wake_at: float | None = None
+
+    def at(self, when: float, action: Callable[[float], None]) -> None:
+        self.order += 1
+        heapq.heappush(self.heap, (when, self.order, action))
+
+    def run(self) -> None:
+        while self.heap:
+            now, _, action = heapq.heappop(self.heap)
+            action(now)
+            self.arm(now)
+
+    def arm(self, now: float) -> None:
+        due = self.policy.next_wakeup(now)
+        if due is not None and (self.wake_at is None or due < self.wake_at):
+            self.wake_at = due
+            self.at(max(due, now), self.tick)
+
+    def tick(self, now: float) -> None:
+        self.wake_at = None
+        self.perform(self.policy.tick(now), now)
+
+    def arrive(self, arrival: SimArrival) -> Callable[[float], None]:
+        def offer(now: float) -> None:
+            self.results[arrival.seq] = SimResult(arrival)
+            self.perform(self.policy.offer(arrival, now), now)
+
+        return offer
+
+    def perform(self, actions: Sequence[Action], now: float) -> None:
+        for action in actions:
+            result = self.results[action.seq]
+            if action.engine is None:
+                result.refused = action.refused
+                continue
+            result.sent_s, result.engine = now, action.engine
+            self.at(
+                now + self.delays.to_engine_s, self.deliver(result, action.engine, action.priority)
+            )
+
+    def deliver(self, result: SimResult, index: int, priority: int) -> Callable[[float], None]:
+        def enter(now: float) -> None:
+            a = result.arrival
+            engine = self.engines[index]
+            engine.scheduler.add(a.seq, a.prompt_tokens, a.output_tokens, priority, now)
+            self.step(index, now)
+
+        return enter
+
+    def step(self, index: int, now: float) -> None:
+        duration_s = self.engines[index].begin()
+        if duration_s is not None:
+            self.at(now + duration_s, lambda t: self.end_step(index, t))
+
+    def end_step(self, index: int, now: float) -> None:
+        engine = self.engines[index]
+        step, engine.step = engine.step, None
+        if step is None:
+            return
+        emissions = engine.scheduler.complete(step)
+        if emissions:
+            self.at(now + self.delays.back_s, lambda t: self.emit_all(emissions, t))
+        self.step(index, now)
+
+    def emit_all(self, emissions: Sequence[Emission], now: float) -> None:
+        for emission in emissions:
+            self.emit(emission.seq_id, emission.finished, now)
+
+    def emit(self, seq: int, finished: bool, now: float) -> None:
+        result = self.results[seq]
+        result.tokens += 1
+        first = result.first_s is None
+        if result.last_s is not None:
+            result.max_stall_s = max(result.max_stall_s, now - result.last_s)
+        result.last_s = now
+        if first:
+            result.first_s = now
+            if result.arrival.streamed:
+                self.perform(self.policy.first_event(seq, now), now)
+        if finished:
+            result.done = True
+            self.perform(self.policy.finished(seq, now, result.tokens), now)
+
+
+def simulate(
+    arrivals: Sequence[SimArrival],
+    policy: Policy,
+    configs: Sequence[SchedulerConfig],
+    cost: StepCost,
+    delays: Delays | None = None,
+) -> list[SimResult]:
+    """Play the arrivals through the policy at engines of these configurations, to the end.
+
+    Returns one result per arrival, in arrival order.
+    """
+    run = _Run(policy, [_Engine(c, cost) for c in configs], delays or Delays())
+    for arrival in arrivals:
+        run.at(arrival.at_s, run.arrive(arrival))
+    run.run()
+    return [run.results[a.seq] for a in arrivals]
+
+
+def nearest_rank(values: Sequence[float], p: float) -> float:
+    """The p-quantile by nearest rank: an element that was observed, never an interpolation.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("no quantile of no values")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(p * len(ordered)))]
