@@ -1,0 +1,212 @@
+"""Drives the simulated scheduler and vLLM's own side by side and compares every step.
+
+Not collected by the normal run: it needs an environment with vLLM 0.32 (the CPU build does).
+``python -m tests.loadgen.engine.against_vllm 300`` runs 300 random worlds, each with its own
+limits, arrivals, priorities and aborts. Equal must be: the requests of a step with their token
+counts and order, the preempted, running and waiting counts, and the free blocks.
+"""
+
+import json
+import random
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm.config as settings
+from vllm.sampling_params import SamplingParams
+from vllm.v1 import kv_cache_interface as kv
+from vllm.v1.core.sched.scheduler import Scheduler as RealScheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from loadgen.engine.scheduler import Scheduler, SchedulerConfig
+
+# mypy: disable-error-code="import-not-found"
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "intermediate_size": 128,
+    "vocab_size": 32000,
+    "max_position_embeddings": 16384,
+    "torch_dtype": "bfloat16",
+}
+MAX_MODEL_LEN = 64
+
+
+@dataclass
+class World:
+    """Two schedulers under one random stream of events."""
+
+    seed: int
+    real: Any
+    simulated: Scheduler
+    rng: random.Random
+    alive: set[int] = field(default_factory=set)
+    arrived: int = 0
+    preemptions: int = 0
+    now: int = 0
+
+    def run(self) -> int:
+        """Run until all requests are done; returns the number of steps compared."""
+        total = self.rng.randint(1, 30)
+        due = 0
+        while self.arrived < total or self.alive:
+            while self.arrived < total and self.now >= due:
+                self.arrive()
+                due = self.now + self.rng.choice([0, 0, 1, 2, 5, 10])
+            if self.alive and self.rng.random() < 0.03:
+                self.abort(self.rng.choice(sorted(self.alive)))
+            self.step()
+            self.now += 1
+        return self.now
+
+    def arrive(self) -> None:
+        """Give both schedulers the same new request."""
+        prompt, output = self.rng.randint(1, 63), self.rng.randint(1, 63)
+        priority, arrived_s = self.rng.randint(-1, 2), float(self.now)
+        request = Request(
+            request_id=name(self.arrived),
+            prompt_token_ids=[5] * prompt,
+            sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=arrived_s,
+            priority=priority,
+        )
+        self.real.add_request(request)
+        self.simulated.add(self.arrived, prompt, output, priority, arrived_s)
+        self.alive.add(self.arrived)
+        self.arrived += 1
+
+    def abort(self, seq_id: int) -> None:
+        """Drop a request from both."""
+        self.alive.discard(seq_id)
+        self.real.finish_requests(name(seq_id), RequestStatus.FINISHED_ABORTED)
+        self.simulated.abort(seq_id)
+
+    def step(self) -> None:
+        """Run one step on both and compare all that can be seen of it."""
+        planned, step = self.real.schedule(), self.simulated.step()
+        real = [(int(key), count) for key, count in planned.num_scheduled_tokens.items()]
+        self.same("scheduled", real, list(step.scheduled))
+        lost = sorted(int(key) for key in planned.preempted_req_ids or ())
+        self.same("preempted", lost, sorted(set(step.preempted)))
+        self.preemptions += len(lost)
+        self.answer(planned, [name(seq_id) for seq_id, _ in step.scheduled])
+        self.alive -= {each.seq_id for each in self.simulated.complete(step) if each.finished}
+        self.same("alive", {int(key) for key in self.real.requests}, self.alive)
+        counts = (self.simulated.running, self.simulated.waiting)
+        self.same("counts", self.real.get_request_counts(), counts)
+        free = self.simulated.config.usable_blocks - self.simulated.kv_used_blocks
+        self.same("free", self.real.kv_cache_manager.block_pool.get_num_free_blocks(), free)
+
+    def answer(self, planned: Any, ids: list[str]) -> None:
+        """Give vLLM one sampled token for every request that has caught up."""
+        requests = [self.real.requests[key] for key in ids]
+        output = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={key: index for index, key in enumerate(ids)},
+            sampled_token_ids=[
+                [7] if r.num_computed_tokens >= r.num_tokens else [] for r in requests
+            ],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        self.real.update_from_output(planned, output)
+
+    def same(self, what: str, real: object, simulated: object) -> None:
+        """Stop at the first difference."""
+        if real != simulated:
+            raise AssertionError(
+                f"world {self.seed}, step {self.now}, {self.simulated.config}: {what} differs: "
+                f"vLLM {real}, simulated {simulated}"
+            )
+
+
+def name(seq_id: int) -> str:
+    """A request id that vLLM orders as the number."""
+    return f"{seq_id:06d}"
+
+
+def random_config(rng: random.Random) -> SchedulerConfig:
+    """Limits that let every mechanism occur."""
+    seats = rng.randint(1, 12)
+    return SchedulerConfig(
+        max_num_batched_tokens=max(seats, rng.randint(1, 80)),
+        max_num_seqs=seats,
+        policy="priority" if rng.random() < 0.5 else "fcfs",
+        long_prefill_token_threshold=rng.choice([0, 0, rng.randint(1, 30)]),
+        num_gpu_blocks=rng.choice([rng.randint(5, 12), rng.randint(5, 40)]),
+        block_size=16,
+        max_model_len=MAX_MODEL_LEN,
+        reserve_full_isl=rng.random() < 0.7,
+        watermark=rng.choice([0.0, 0.0, 0.1, 0.3]),
+    )
+
+
+def real_scheduler(config: SchedulerConfig, model: Path) -> Any:
+    """vLLM's scheduler with the same limits and no prefix cache."""
+
+    cache = settings.CacheConfig(block_size=config.block_size, enable_prefix_caching=False)
+    whole = settings.VllmConfig(
+        model_config=settings.ModelConfig(
+            model=str(model), skip_tokenizer_init=True, max_model_len=config.max_model_len
+        ),
+        scheduler_config=settings.SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            policy=config.policy,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            watermark=config.watermark,
+            scheduler_reserve_full_isl=config.reserve_full_isl,
+            async_scheduling=False,
+        ),
+        cache_config=cache,
+    )
+    cache.num_gpu_blocks = config.num_gpu_blocks
+    spec = kv.FullAttentionSpec(
+        block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    blocks = kv.KVCacheConfig(
+        num_blocks=config.num_gpu_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[kv.KVCacheGroupSpec(["layer"], spec)],
+    )
+    return RealScheduler(
+        vllm_config=whole,
+        kv_cache_config=blocks,
+        block_size=config.block_size,
+        structured_output_manager=StructuredOutputManager(whole),
+    )
+
+
+def main(worlds: int) -> int:
+    """Compare that many worlds; raises AssertionError at the first difference."""
+    steps = preemptions = 0
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+        for seed in range(worlds):
+            rng = random.Random(seed)
+            config = random_config(rng)
+            world = World(seed, real_scheduler(config, Path(folder)), Scheduler(config), rng)
+            steps += world.run()
+            preemptions += world.preemptions
+    sys.stdout.write(f"{worlds} worlds, {steps} steps, {preemptions} preemptions: all equal\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 300))
