@@ -94,10 +94,15 @@ class SimResult:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What the wires take: from the policy to an engine, and a token's way back to the caller."""
+    """What the ways take: from the policy to an engine, and a token's way back to the caller.
+
+    ``per_prompt_token_s`` is what an engine's server needs to read and tokenise a prompt before
+    its scheduler sees it.
+    """
 
     to_engine_s: float = 0.002
     back_s: float = 0.001
+    per_prompt_token_s: float = 0.0
 
 
 class PassThrough:
@@ -203,9 +208,9 @@ class _Run:
                 result.refused = action.refused
                 continue
             result.sent_s, result.engine = now, action.engine
-            self.at(
-                now + self.delays.to_engine_s, self.deliver(result, action.engine, action.priority)
-            )
+            way_s = self.delays.to_engine_s
+            way_s += self.delays.per_prompt_token_s * result.arrival.prompt_tokens
+            self.at(now + way_s, self.deliver(result, action.engine, action.priority))
 
     def deliver(self, result: SimResult, index: int, priority: int) -> Callable[[float], None]:
         def enter(now: float) -> None:

@@ -1,0 +1,167 @@
+"""Runs the demonstration: one frozen trace, three ways through the gateway, and a control.
+
+Two simulated engines and the gateway start as processes of their own for each way. Nothing is
+rerun: a way whose client could not keep up is printed as invalid and the exit status is 1.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.bundle import conclude, trace_path
+from loadgen.capacity import Demand
+from loadgen.conduct import Show, conduct, cost_path, engine_identity
+from loadgen.console import Progress, show_result
+from loadgen.corpus import Shape, freeze_corpus
+from loadgen.engine.cost import step_cost_from
+from loadgen.engine.textmodel import TextModel
+from loadgen.files import file_digest, read_json, write_bytes, write_json
+from loadgen.plan import CONTROL, DEMO_WAYS, Intervals, Way, demo_plan
+from loadgen.publish import write_report
+from loadgen.record import BenchError
+from loadgen.sweep import Watch
+from loadgen.trace import (
+    Arrival,
+    TraceSpec,
+    build_trace,
+    class_counts,
+    encode_trace,
+    shorts_only,
+    trace_manifest,
+)
+
+__all__ = ["DEMO_INTERVALS", "DEMO_TRACE", "Simulate", "freeze_demo", "run_demo", "run_view"]
+
+# 0.85 of what two engines complete at saturation on this mix: the stress rate of the plan page.
+DEMO_TRACE = TraceSpec("poisson-stratified", 20, 21.8, (("short", 0.8), ("long", 0.2)), 3.0, 25.0)
+DEMO_INTERVALS = Intervals(ramp_s=3.0, window_s=25.0, drain_s=15.0, timeout_s=15.0)
+SIZES = {"short": 512, "long": 8192}
+OUTPUT_TOKENS = 128
+CORPUS_SEED = 11
+
+# Predicts a way on a trace: per class `ttft_p50_s` and `ttft_p95_s`.
+Simulate = Callable[[Sequence[Arrival], Way], Mapping[str, Mapping[str, float]]]
+
+
+def _write_trace(
+    folder: Path, name: str, trace: Sequence[Arrival], spec: TraceSpec, corpus_sha256: str
+) -> str:
+    path = trace_path(folder, name)
+    manifest = {"name": name, **trace_manifest(spec, trace, corpus_sha256)}
+    write_json(path.with_suffix(".manifest.json"), manifest)
+    return write_bytes(path, encode_trace(trace))
+
+
+def freeze_demo(
+    folder: Path, model: TextModel, spec: TraceSpec, intervals: Intervals
+) -> tuple[Arrival, ...]:
+    """Write corpus, both traces and the plan; returns the mixed trace.
+
+    Raises:
+        BenchError: an input is at fault.
+    """
+    counts = class_counts(spec)
+    shapes = [Shape(n, SIZES[n], OUTPUT_TOKENS, counts[n]) for n, _ in spec.mix]
+    pins = {
+        "tokenizer_sha256": file_digest(model.tokenizer_path),
+        "chat_template_sha256": file_digest(model.chat_template_path),
+    }
+    corpus = freeze_corpus(folder / "corpus.jsonl", shapes, CORPUS_SEED, model, pins)
+    mixed = build_trace(spec, corpus.by_class())
+    traces = {
+        name: _write_trace(folder, name, trace, spec, corpus.sha256)
+        for name, trace in (("mixed", mixed), ("shorts-only", shorts_only(mixed)))
+    }
+    demands = {n: Demand(spec.rate_per_s * share, SIZES[n], OUTPUT_TOKENS) for n, share in spec.mix}
+    costs = step_cost_from(read_json(cost_path()), str(cost_path()))
+    inputs = {**pins, "corpus_sha256": corpus.sha256, "traces": traces}
+    write_json(folder / "plan.json", demo_plan(inputs, intervals, demands, costs))
+    return mixed
+
+
+def _predict(folder: Path, mixed: Sequence[Arrival], simulate: Simulate | None) -> None:
+    path = folder / "predictions.json"
+    path.unlink(missing_ok=True)
+    if simulate is None:
+        return
+    ways = {
+        way.name: simulate(shorts_only(mixed) if way.control else mixed, way)
+        for way in (*DEMO_WAYS, CONTROL)
+    }
+    named = {"trace_sha256": file_digest(trace_path(folder, "mixed"))}
+    write_json(path, {"kind": "predictions", "inputs": named, "ways": ways})
+
+
+def run_view(console: Console, total: int) -> Show:
+    """Return what shows each of `total` runs as it goes."""
+
+    @contextlib.contextmanager
+    def show(number: int, run: Mapping[str, Any], limit_s: float) -> Iterator[Watch]:
+        title = f"way {number} of {total}: {run['label']}"
+        console.print(title, markup=False, highlight=False, soft_wrap=True)
+        with Progress(console, title, limit_s) as progress:
+            yield progress.row
+
+    return show
+
+
+def _show_predictions(console: Console, analysis: Mapping[str, Any]) -> None:
+    for run in analysis["runs"]:
+        for name, told in analysis.get("predictions", {}).get(run["name"], {}).items():
+            figures = run["classes"].get(name, {}).get("ttft_s", {}).get("offered", {})
+            measured = figures.get("p95", {}).get("value")
+            said = f"{measured:.2f} s" if measured is not None else "unbounded or too few"
+            line = f"predicted TTFT p95 {told['ttft_p95_s']:.2f} s, measured {said}"
+            console.print(
+                f"{run['label']}, {name}: {line}", markup=False, highlight=False, soft_wrap=True
+            )
+
+
+def _conduct(folder: Path, model: TextModel, console: Console) -> None:
+    runs = read_json(folder / "plan.json")["runs"]
+    asyncio.run(conduct(folder, runs, engine_identity(model), run_view(console, len(runs))))
+
+
+def run_demo(
+    out_dir: Path,
+    *,
+    simulate: Simulate | None = None,
+    console: Console,
+    spec: TraceSpec = DEMO_TRACE,
+    intervals: Intervals = DEMO_INTERVALS,
+) -> int:
+    """Run the demonstration into a folder.
+
+    Args:
+        out_dir: where everything goes; an earlier corpus of the same inputs is reused.
+        simulate: predicts each way; nothing is predicted without it.
+        console: what to print on.
+        spec: of the trace.
+        intervals: of each run.
+
+    Returns:
+        0 with a verdict, 1 if a run was invalid, 2 if an input or the stack was at fault, 130 if
+        interrupted.
+    """
+    try:
+        console.print("freezing corpus and traces", markup=False)
+        model = TextModel()
+        mixed = freeze_demo(out_dir, model, spec, intervals)
+        _predict(out_dir, mixed, simulate)
+        _conduct(out_dir, model, console)
+        analysis, decision = conclude(out_dir)
+        report = write_report(out_dir)
+    except BenchError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        console.print("interrupted; finished runs stay on disk", markup=False)
+        return 130
+    show_result(console, analysis, decision)
+    _show_predictions(console, analysis)
+    console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    return 1 if decision["verdict"] == "invalid" else 0

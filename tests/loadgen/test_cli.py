@@ -1,0 +1,97 @@
+import argparse
+import io
+import shutil
+
+import orjson
+import pytest
+from rich.console import Console
+
+from loadgen.cli import add_bench_parser, run_bench
+from loadgen.files import read_json
+from tests.loadgen.standin import StandIn  # noqa: F401 - shows what answers below
+
+
+def bench(*args):
+    parser = argparse.ArgumentParser()
+    add_bench_parser(parser.add_subparsers())
+    out = io.StringIO()
+    code = run_bench(parser.parse_args(["bench", *map(str, args)]), Console(file=out, width=200))
+    return code, out.getvalue()
+
+
+def test_corpus_and_trace_chain_by_files(tmp_path):
+    shape = "--class"
+    code, _ = bench("corpus", "--out", tmp_path, shape, "short=64:8:20", shape, "long=256:8:6")
+    assert code == 0
+    args = ("--rate", 10, "--mix", "short=0.8,long=0.2", "--window", 2, "--ramp", 0, "--seed", 1)
+    code, printed = bench("trace", tmp_path, *args)
+    assert code == 0
+    assert "20 arrivals" in printed
+    assert read_json(tmp_path / "trace-mixed.manifest.json")["observed"] == {"short": 16, "long": 4}
+
+
+def test_the_default_sweep_is_planned_as_data(tmp_path):
+    code, printed = bench("plan", tmp_path, "--kind", "sweep")
+    assert code == 0
+    assert "126 runs" in printed
+    assert len(read_json(tmp_path / "plan.json")["runs"]) == 126
+
+
+def test_a_sweep_cannot_be_run_yet_and_that_is_said(tmp_path, capsys):
+    bench("plan", tmp_path, "--kind", "sweep")
+    assert bench("run", tmp_path)[0] == 2
+    assert "a sweep plan cannot be run yet" in capsys.readouterr().err
+
+
+def test_analyse_decide_and_report_can_be_run_again_alone(demo, tmp_path):
+    folder = shutil.copytree(demo[0], tmp_path / "copy")
+    before = read_json(folder / "decision.json")
+    for name in ("analysis.json", "decision.json", "report.html"):
+        (folder / name).unlink()
+    assert bench("analyse", folder)[0] == 0
+    code, printed = bench("decide", folder, "--json")
+    assert orjson.loads(printed) == before
+    assert code == (1 if before["verdict"] == "invalid" else 0)
+    assert bench("report", folder)[0] == 0
+    assert bench("verify", folder) == (0, "identical\n")
+
+
+def test_verify_says_no_by_its_exit_status(demo, tmp_path):
+    folder = shutil.copytree(demo[0], tmp_path / "copy")
+    (folder / "decision.json").write_bytes(b"{}")
+    code, printed = bench("verify", folder)
+    assert code == 1
+    assert "decision.verdict" in printed
+
+
+def test_resuming_a_finished_plan_runs_nothing(demo):
+    stamps = [p.stat().st_mtime_ns for p in sorted(demo[0].rglob("samples.jsonl"))]
+    assert bench("run", demo[0], "--resume")[0] == 0
+    assert [p.stat().st_mtime_ns for p in sorted(demo[0].rglob("samples.jsonl"))] == stamps
+
+
+def test_a_missing_folder_is_named_on_one_line(tmp_path, capsys):
+    assert bench("analyse", tmp_path / "none")[0] == 2
+    assert "plan.json: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("corpus", "--out", "x", "--class", "short=64"),
+        ("trace", "x", "--rate", "1", "--seed", "1", "--mix", "short"),
+        ("nothing",),
+    ],
+)
+def test_bad_usage_is_refused_by_the_parser(args, capsys):
+    with pytest.raises(SystemExit) as raised:
+        bench(*args)
+    assert raised.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["corpus", "trace", "plan", "run", "analyse", "report", "verify"])
+def test_every_verb_explains_itself_with_a_real_example(verb, capsys):
+    with pytest.raises(SystemExit):
+        bench(verb, "--help")
+    assert f"sluicegate bench {verb} " in capsys.readouterr().out

@@ -1,0 +1,71 @@
+import io
+
+from rich.console import Console
+
+from loadgen.console import Progress, show_result
+from loadgen.files import read_json
+
+ROW = {
+    "source": "client",
+    "t_s": 6.0,
+    "offered": {"short": 9, "long": 2},
+    "done": {"short": 4},
+    "refused": {"long": 1},
+    "failed": {},
+    "in_flight": {"short": 5, "long": 1},
+    "dispatch_lag_ms": 0.4,
+    "loop_lag_ms": 1.2,
+}
+GATEWAY = {"source": "gateway", "up": True, "oldest_age_s": {"short": 2.5}}
+
+
+def shown(terminal, rows):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120)
+    with Progress(console, "way 1 of 4", 30.0) as progress:
+        for row in rows:
+            progress.row(row)
+    return out.getvalue()
+
+
+def test_a_log_gets_a_plain_line_with_counts_lag_and_time_left():
+    printed = shown(False, [GATEWAY, ROW])
+    assert "way 1 of 4, at most 24 s left" in printed
+    assert "offered long=2 short=9" in printed
+    assert "client lag 0.4 ms" in printed
+
+
+def test_a_log_gets_a_line_every_five_seconds_only():
+    rows = [{**ROW, "t_s": float(n)} for n in range(1, 13)]
+    assert len(shown(False, rows).splitlines()) == 2
+
+
+def test_a_terminal_gets_a_table_per_class_with_the_oldest_age():
+    printed = shown(True, [GATEWAY, ROW])
+    assert "2.5 s" in printed
+    assert "not measured" in printed
+
+
+def test_a_narrow_terminal_gets_tables_in_which_nothing_is_cut(demo):
+    out = io.StringIO()
+    folder = demo[0]
+    show_result(
+        Console(file=out, width=80),
+        read_json(folder / "analysis.json"),
+        read_json(folder / "decision.json"),
+    )
+    for heading in ("requests", "latency", "unfinished", "goodput/s", "TTFT p95", "accepted"):
+        assert heading in out.getvalue()
+    assert "…" not in out.getvalue()
+
+
+def test_the_result_has_table_changes_checks_and_verdict(demo):
+    out = io.StringIO()
+    folder = demo[0]
+    show_result(
+        Console(file=out, width=220),
+        read_json(folder / "analysis.json"),
+        read_json(folder / "decision.json"),
+    )
+    for said in ("TTFT p95", "change: ", "prompt tokens equal to plan", "verdict: ", "because"):
+        assert said in out.getvalue()
