@@ -170,6 +170,7 @@ class Refused(Exception):
         message: one sentence a caller can act on.
         retry_after_s: seconds to wait, where the row allows a retry.
         param: the request field at fault, where one is.
+        status: another of the row's statuses, where it has several.
     """
 
     def __init__(
@@ -178,9 +179,12 @@ class Refused(Exception):
         message: str,
         retry_after_s: float | None = None,
         param: str | None = None,
+        *,
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.outcome = outcome
         self.message = message
         self.retry_after_s = retry_after_s
         self.param = param
+        self.status = status

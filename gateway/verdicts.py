@@ -96,7 +96,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class FlowView:
-    """One flow's queue as a value."""
+    """One flow's queue as a value; ``running`` are its requests that hold a lease."""
 
     key: FlowKey
     depth: int
@@ -104,3 +104,4 @@ class FlowView:
     bytes: int
     oldest_age_s: float
     max_age_s: float
+    running: int

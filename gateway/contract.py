@@ -1,0 +1,221 @@
+"""The failure contract: decides what a caller is told for each outcome.
+
+One row per outcome gives the status, the error type, the advice on retrying and the status for
+the log; the outcome's own word is the metric label and the error code. 429 says that capacity
+exists but is contended, 503 that there is none; 408 is never sent, because client libraries
+retry it on their own. Pure: no I/O, no clock.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+from types import MappingProxyType
+
+import orjson
+
+from gateway.domain import MisuseError, Outcome, Surface
+
+__all__ = [
+    "CONTRACT",
+    "MAX_RETRY_AFTER_S",
+    "MIN_RETRY_AFTER_S",
+    "Advice",
+    "Answer",
+    "RetryAfter",
+    "Row",
+    "answer",
+    "error_event",
+]
+
+MIN_RETRY_AFTER_S = 1
+MAX_RETRY_AFTER_S = 30
+
+
+class Advice(StrEnum):
+    """Where the seconds of Retry-After come from."""
+
+    NONE = "none"
+    DRAIN_RATE = "drain_rate"
+    PREDICTED = "predicted"
+    CONFIGURED = "configured"
+    PROBE_INTERVAL = "probe_interval"
+    SHORT = "short"
+    ENGINE = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one outcome means to a caller.
+
+    ``status`` ``None``: the gateway sends no answer of its own. ``should_retry`` ``None``: no
+    advice is given. ``logged_status`` is what the access log says where nothing was sent.
+    """
+
+    status: int | None
+    error_type: str
+    should_retry: bool | None
+    advice: Advice = Advice.NONE
+    logged_status: int | None = None
+    code: str | None = None
+    other_statuses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer of the gateway's own, ready to send."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+_CALLER = "invalid_request_error"
+_LIMIT = "rate_limit_error"
+_OVERLOADED = "overloaded_error"
+_SERVER = "server_error"
+
+CONTRACT: Mapping[Outcome, Row] = MappingProxyType(
+    {
+        Outcome.COMPLETED: Row(None, "", None, logged_status=200),
+        Outcome.UNAUTHENTICATED: Row(401, "authentication_error", False),
+        Outcome.FORBIDDEN: Row(403, "permission_error", False),
+        Outcome.NOT_FOUND: Row(404, "not_found_error", False),
+        Outcome.BAD_REQUEST: Row(400, _CALLER, False, other_statuses=(405, 415)),
+        Outcome.BODY_TOO_LARGE: Row(413, _CALLER, False),
+        Outcome.BODY_TIMEOUT: Row(400, _CALLER, False),
+        # The code is the one client libraries look for to shorten a conversation.
+        Outcome.PROMPT_TOO_LONG: Row(400, _CALLER, False, code="context_length_exceeded"),
+        Outcome.PRINCIPAL_LIMIT: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
+        Outcome.INGRESS_FULL: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
+        Outcome.QUEUE_FULL: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
+        Outcome.QUEUE_TOKENS_FULL: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
+        Outcome.QUEUE_BYTES_FULL: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
+        Outcome.PAUSED: Row(503, _OVERLOADED, True, Advice.CONFIGURED),
+        Outcome.PREDICTED_WAIT: Row(429, _LIMIT, True, Advice.PREDICTED),
+        Outcome.QUEUE_EXPIRED: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
+        Outcome.NO_ENGINE: Row(503, _OVERLOADED, True, Advice.PROBE_INTERVAL),
+        Outcome.DRAINING: Row(503, _OVERLOADED, True, Advice.SHORT),
+        Outcome.ENGINE_REJECTED: Row(503, _OVERLOADED, True, Advice.ENGINE),
+        Outcome.UPSTREAM_UNREACHABLE: Row(502, _SERVER, True),
+        Outcome.UPSTREAM_TIMEOUT: Row(504, _SERVER, True),
+        Outcome.ENGINE_ERROR: Row(None, _SERVER, None, logged_status=500),
+        Outcome.STREAM_INTERRUPTED: Row(None, _SERVER, None, logged_status=200),
+        Outcome.DRAIN_TERMINATED: Row(None, _SERVER, None, logged_status=200),
+        Outcome.INTERNAL_ERROR: Row(500, _SERVER, False),
+        Outcome.HEADERS_TOO_LARGE: Row(431, _CALLER, False),
+        Outcome.HEADER_TIMEOUT: Row(None, _CALLER, False),
+        Outcome.CLIENT_CANCELLED: Row(None, "", None, logged_status=499),
+    }
+)
+
+
+def _openai_form(outcome: Outcome, message: str, param: str | None) -> dict[str, object]:
+    row = CONTRACT[outcome]
+    error = {"message": message, "type": row.error_type, "param": param}
+    return {"error": {**error, "code": row.code or outcome.value}}
+
+
+# One form per surface; all of today's surfaces speak OpenAI's.
+_FORMS: Mapping[Surface, Callable[[Outcome, str, str | None], dict[str, object]]] = (
+    MappingProxyType(dict.fromkeys(Surface, _openai_form))
+)
+
+
+def answer(
+    outcome: Outcome,
+    message: str,
+    *,
+    retry_after_s: float | None = None,
+    param: str | None = None,
+    surface: Surface = Surface.CHAT,
+    status: int | None = None,
+) -> Answer:
+    """The whole answer for ``outcome``; Retry-After (whole seconds) only where its row has it.
+
+    ``status`` picks another of the row's statuses (405 or 415 for ``bad_request``).
+
+    Raises:
+        MisuseError: the gateway never answers this outcome itself, or not with ``status``.
+    """
+    row = CONTRACT[outcome]
+    sent = row.status if status is None else status
+    if row.status is None or sent is None or sent not in (row.status, *row.other_statuses):
+        raise MisuseError(f"{outcome} has no answer with status {sent}")
+    body = orjson.dumps(_FORMS[surface](outcome, message, param))
+    return Answer(sent, _headers(outcome, row, len(body), retry_after_s), body)
+
+
+def _headers(
+    outcome: Outcome, row: Row, body_bytes: int, retry_after_s: float | None
+) -> list[tuple[bytes, bytes]]:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % body_bytes),
+        (b"x-sluicegate-outcome", outcome.value.encode()),
+    ]
+    if row.should_retry is not None:
+        headers.append((b"x-should-retry", b"true" if row.should_retry else b"false"))
+    if row.advice is not Advice.NONE:
+        headers.append((b"retry-after", b"%d" % _whole_seconds(retry_after_s)))
+    if outcome is Outcome.UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110, 11.6.1
+    return headers
+
+
+def _whole_seconds(seconds: float | None) -> int:
+    wanted = MIN_RETRY_AFTER_S if seconds is None else min(seconds, MAX_RETRY_AFTER_S)
+    return max(MIN_RETRY_AFTER_S, ceil(wanted))
+
+
+def error_event(outcome: Outcome, message: str, surface: Surface = Surface.CHAT) -> bytes:
+    """The event that ends a stream which already has its 200, in the surface's error form."""
+    return b"data: " + orjson.dumps(_FORMS[surface](outcome, message, None)) + b"\n\n"
+
+
+class RetryAfter:
+    """Seconds to advise to refused callers; one per queue, so that its memory is bounded.
+
+    The advice is the time the queue needs to drain, and at least a patience that remembers how
+    the last advice went. Time is cut into windows as long as the patience: a window with three
+    or more refusals per second means that callers returned too early, and doubles it; one with
+    less than one per second halves it. As a window lasts as long as the advice, one burst
+    raises it once. ``jitter`` gives numbers in [0, 1) and spreads callers by up to a quarter.
+    """
+
+    __slots__ = ("_jitter", "_patience_s", "_refusals", "_window_end_s")
+
+    def __init__(self, jitter: Callable[[], float]) -> None:
+        self._jitter = jitter
+        self._patience_s = float(MIN_RETRY_AFTER_S)
+        self._refusals = 0
+        self._window_end_s: float | None = None
+
+    def refused(self, now: float, queued_cost: float, cost_per_s: float) -> float:
+        """Count one refusal and return the advice in seconds, within [1, 30].
+
+        ``cost_per_s`` is the measured drain rate; zero or less means that none is known.
+        """
+        self._roll(now)
+        self._refusals += 1
+        drain_s = queued_cost / cost_per_s if cost_per_s > 0.0 else 0.0
+        advice_s = max(drain_s, self._patience_s) * (1.0 + 0.25 * self._jitter())
+        return min(max(advice_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+    def _roll(self, now: float) -> None:
+        if self._window_end_s is None:
+            self._window_end_s = now + self._patience_s
+        while now >= self._window_end_s:
+            per_s = self._refusals / self._patience_s
+            self._refusals = 0
+            if per_s >= 3.0:
+                self._patience_s = min(self._patience_s * 2.0, MAX_RETRY_AFTER_S)
+            elif per_s < 1.0:
+                self._patience_s = max(self._patience_s / 2.0, MIN_RETRY_AFTER_S)
+            self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        end_s = self._window_end_s if self._window_end_s is not None else now
+        rested = self._patience_s <= MIN_RETRY_AFTER_S and now >= end_s + self._patience_s
+        # Fully rested, all further windows are alike: skip them at once, however long the gap.
+        self._window_end_s = now + self._patience_s if rested else end_s + self._patience_s

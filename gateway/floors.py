@@ -1,0 +1,78 @@
+"""Decides whether limits leave every flow a way in: the floors of the admission core.
+
+A limit below its floor starves a flow for ever rather than for a while, so the floors are
+checked when a configuration is loaded and kept after every shrink at run time. For one engine,
+its flows F and limits N (slots), U (prefill tokens), K (KV tokens):
+
+- N >= sum R + max(2, N / 4): reservations leave a quarter, and at least two, to be shared;
+- U >= longest class's cap * largest prompt + sum P + 2 * token budget;
+- K >= largest (prompt + output estimate) + sum over g of R_g * largest KV charge of g;
+- R_f > 0 needs P_f >= largest prompt of f: slots reserved beside a long prefill are unusable
+  without prefill room for one prompt.
+
+Pure: no I/O, no clock.
+"""
+
+from collections.abc import Iterable
+
+from gateway.domain import EngineLimits, FlowSpec
+
+__all__ = ["broken_floors", "prefill_floor_tokens", "slots_floor"]
+
+
+def slots_floor(flows: Iterable[FlowSpec], configured_slots: int) -> float:
+    """The least N: the reserved slots and a shared quarter of the configured N."""
+    return sum(flow.reserved_slots for flow in flows) + max(2.0, configured_slots / 4)
+
+
+def prefill_floor_tokens(flows: Iterable[FlowSpec], limits: EngineLimits) -> int:
+    """The least U: the largest admitted prefills, what is reserved, two budgets of slack."""
+    specs = tuple(flows)
+    caps = dict(limits.max_prefilling)
+    largest = max(specs, key=lambda flow: flow.largest_prompt_tokens)
+    admitted = caps.get(largest.size_class, 1) * largest.largest_prompt_tokens
+    reserved = sum(flow.reserved_prefill_tokens for flow in specs)
+    return admitted + reserved + 2 * limits.token_budget
+
+
+def _kv_charge(flow: FlowSpec) -> int:
+    return flow.largest_prompt_tokens + flow.output_estimate_tokens
+
+
+def _kv_floor(specs: tuple[FlowSpec, ...]) -> int:
+    reserved = sum(flow.reserved_slots * _kv_charge(flow) for flow in specs)
+    return max(map(_kv_charge, specs)) + reserved
+
+
+def _name(flow: FlowSpec) -> str:
+    return f"flow.{flow.size_class}.{flow.service_class} (model {flow.model})"
+
+
+def broken_floors(flows: Iterable[FlowSpec], limits: EngineLimits) -> list[str]:
+    """Every floor that ``limits`` break for the flows that use the engine, naming who suffers.
+
+    An empty list means that each flow's largest request is admitted sooner or later.
+    """
+    specs = tuple(flows)
+    if not specs:
+        return []
+    broken = [
+        f"{_name(flow)}: reserved_slots needs reserved_prefill_tokens >= "
+        f"{flow.largest_prompt_tokens}, its largest prompt (it is "
+        f"{flow.reserved_prefill_tokens}), or its reserved slots are unusable"
+        for flow in specs
+        if flow.reserved_slots > 0 and flow.reserved_prefill_tokens < flow.largest_prompt_tokens
+    ]
+    largest = max(specs, key=_kv_charge)
+    floors = (
+        ("slots", limits.slots, slots_floor(specs, limits.slots)),
+        ("prefill_tokens", limits.prefill_tokens, prefill_floor_tokens(specs, limits)),
+        ("kv_tokens", limits.kv_tokens, _kv_floor(specs)),
+    )
+    broken += [
+        f"limits.{key} is {value}, must be at least {floor:g}: "
+        f"{_name(largest)} could otherwise never fit beside the reservations"
+        for key, value, floor in floors
+        if value < floor
+    ]
+    return broken

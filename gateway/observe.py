@@ -1,0 +1,372 @@
+"""Counts and describes what happened to requests: metrics, and one log line per request.
+
+Every metric stands in one table; labels come from the configuration alone, so the number of
+series is bounded by ``series_bound`` whatever callers send. A request is counted as offered once
+(when its class is known, or at its end), and recorded once at its end. What is waiting is read
+at scrape time from the admission core, so a request that never leaves is seen to age. Neither
+metrics nor log hold prompt text or credentials.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import orjson
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gateway.config import Settings, SizeClass
+from gateway.contract import CONTRACT
+from gateway.domain import Outcome, Surface
+from gateway.tallies import Kind, Tallies
+
+__all__ = [
+    "METRICS",
+    "UNKNOWN",
+    "EngineLoad",
+    "Finished",
+    "FlowLoad",
+    "Observer",
+    "Occupancy",
+    "log_line",
+    "series_bound",
+]
+
+UNKNOWN = "unknown"
+_FLOW = ("size_class", "service_class")
+# From a cached short prompt's first token to the longest document: 1 ms to 600 s.
+_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+_METHODS = ("kitoken", "tokenizers", "ids")
+_PHASES = ("queued", "before_first_byte", "mid_stream")
+
+
+# Names are fixed: dashboards, alert rules and the bench read them. Counters gain "_total".
+METRICS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "sluicegate_offered": Kind("counter", _FLOW, "Requests received."),
+        "sluicegate_outcomes": Kind("counter", (*_FLOW, "outcome"), "Requests ended, by outcome."),
+        "sluicegate_answers": Kind("counter", ("surface", "outcome"), "Requests ended."),
+        "sluicegate_would_refuse": Kind(
+            "counter", (*_FLOW, "outcome"), "Refusals decided and not acted on (observe mode)."
+        ),
+        "sluicegate_goodput": Kind("counter", _FLOW, "Requests that met every limit of a class."),
+        "sluicegate_prompt_tokens": Kind("counter", _FLOW, "Prompt tokens of admitted requests."),
+        "sluicegate_output_tokens": Kind("counter", _FLOW, "Output tokens engines reported."),
+        "sluicegate_cancelled": Kind("counter", ("phase",), "Callers that left, by phase."),
+        "sluicegate_retries": Kind("counter", ("pool",), "Requests sent to a second engine."),
+        "sluicegate_queue_wait_seconds": Kind("histogram", _FLOW, "Arrival to dispatch."),
+        "sluicegate_ttft_seconds": Kind("histogram", _FLOW, "Arrival to first data event."),
+        "sluicegate_engine_ttft_seconds": Kind("histogram", _FLOW, "Dispatch to first event."),
+        "sluicegate_max_stall_seconds": Kind("histogram", _FLOW, "Longest gap between events."),
+        "sluicegate_e2e_seconds": Kind("histogram", _FLOW, "Arrival to end."),
+        "sluicegate_classification_seconds": Kind(
+            "histogram", ("method",), "Rendering and counting a prompt."
+        ),
+        "sluicegate_in_flight": Kind("gauge", _FLOW, "Requests running in engines."),
+        "sluicegate_queue_depth": Kind("gauge", _FLOW, "Requests waiting."),
+        "sluicegate_queue_tokens": Kind("gauge", _FLOW, "Prompt tokens waiting."),
+        "sluicegate_queue_bytes": Kind("gauge", _FLOW, "Body bytes waiting."),
+        "sluicegate_oldest_waiting_age_seconds": Kind("gauge", _FLOW, "Age of the oldest."),
+        "sluicegate_engine_up": Kind("gauge", ("engine",), "1 if the engine is in use."),
+        "sluicegate_engine_epoch": Kind("gauge", ("engine",), "Starts of the engine seen."),
+        "sluicegate_engine_slots": Kind("gauge", ("engine",), "Sequences in flight."),
+        "sluicegate_engine_prefill_tokens": Kind("gauge", ("engine",), "Tokens in prefill."),
+        "sluicegate_engine_kv_tokens": Kind("gauge", ("engine",), "KV tokens charged."),
+        "sluicegate_engine_slots_limit": Kind("gauge", ("engine",), "Limit now in force."),
+        "sluicegate_engine_prefill_tokens_limit": Kind("gauge", ("engine",), "Limit in force."),
+        "sluicegate_engine_kv_tokens_limit": Kind("gauge", ("engine",), "Limit now in force."),
+        "sluicegate_engine_prefilling": Kind(
+            "gauge", ("engine", "size_class"), "Requests in prefill."
+        ),
+        "sluicegate_route_revision": Kind("gauge", (), "Revision of the route table."),
+        "sluicegate_draining": Kind("gauge", (), "1 while the gateway drains."),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLoad:
+    """What waits and runs of one (size class, service class); several rows are summed."""
+
+    size_class: str
+    service_class: str
+    queued: int
+    queued_tokens: int
+    queued_bytes: int
+    oldest_age_s: float
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One engine's ledger and limits."""
+
+    engine: str
+    up: bool
+    epoch: int
+    slots: int
+    prefill_tokens: int
+    kv_tokens: int
+    slots_limit: int
+    prefill_tokens_limit: int
+    kv_tokens_limit: int
+    prefilling: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """The state of the gateway at one moment, as scraped."""
+
+    flows: Sequence[FlowLoad]
+    engines: Sequence[EngineLoad]
+    route_revision: int
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One request at its end. Times are on the gateway's clock; ``None``: did not come to that."""
+
+    outcome: Outcome
+    request_id: str
+    surface: Surface | None
+    arrived_s: float
+    ended_s: float
+    status: int | None = None
+    key_id: str | None = None
+    trace_id: str | None = None
+    model: str | None = None
+    size_class: str | None = None
+    service_class: str | None = None
+    arm: str | None = None
+    pool: str | None = None
+    engine: str | None = None
+    stream: bool = False
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    classify_s: float | None = None
+    classify_method: str | None = None
+    dispatched_s: float | None = None
+    first_event_s: float | None = None
+    max_stall_s: float | None = None
+    retries: int = 0
+    detail: str | None = None
+
+
+class Observer:
+    """The metrics of one gateway, in its own registry.
+
+    ``occupancy`` is called at each scrape. Values outside the configuration are counted as
+    ``unknown``, never as a new series.
+    """
+
+    def __init__(self, settings: Settings, occupancy: Callable[[], Occupancy]) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._tallies = Tallies(METRICS, _SECONDS)
+        self._limits = {size.name: size for size in settings.sizes}
+        self._services = frozenset(settings.document.service)
+        self._pools = frozenset(settings.document.pool)
+        self.registry.register(self._tallies)
+        self.registry.register(_OccupancyCollector(occupancy))
+
+    def offered(self, size_class: str | None, service_class: str | None) -> None:
+        """Count a request whose class is known now; ``record`` does so for all others."""
+        self._tallies.add("sluicegate_offered", self._flow(size_class, service_class))
+
+    def would_refuse(
+        self, size_class: str | None, service_class: str | None, outcome: Outcome
+    ) -> None:
+        """Count a refusal that observe mode decided and did not act on."""
+        flow = self._flow(size_class, service_class)
+        self._tallies.add("sluicegate_would_refuse", (*flow, outcome.value))
+
+    def refused_at_edge(self, outcome: Outcome) -> None:
+        """Count a request that ended before it could be read: it has no surface and no line."""
+        self.offered(None, None)
+        self._tallies.add("sluicegate_outcomes", (UNKNOWN, UNKNOWN, outcome.value))
+
+    def record(self, finished: Finished) -> None:
+        """Count a request at its end. Call it exactly once per request."""
+        if finished.size_class is None:
+            self.offered(None, finished.service_class)
+        flow = self._flow(finished.size_class, finished.service_class)
+        outcome = finished.outcome.value
+        add = self._tallies.add
+        add("sluicegate_outcomes", (*flow, outcome))
+        add("sluicegate_answers", (finished.surface or UNKNOWN, outcome))
+        if finished.retries and finished.pool is not None and finished.pool in self._pools:
+            add("sluicegate_retries", (finished.pool,), finished.retries)
+        if finished.outcome is Outcome.CLIENT_CANCELLED:
+            add("sluicegate_cancelled", (_phase(finished),))
+        method = finished.classify_method
+        if finished.classify_s is not None and method is not None and method in _METHODS:
+            name = "sluicegate_classification_seconds"
+            self._tallies.observe(name, (method,), finished.classify_s)
+        if finished.dispatched_s is not None:
+            self._record_run(finished, flow)
+
+    def _record_run(self, finished: Finished, flow: tuple[str, str]) -> None:
+        for name, seconds in _durations(finished):
+            self._tallies.observe(name, flow, seconds)
+        if finished.prompt_tokens:
+            self._tallies.add("sluicegate_prompt_tokens", flow, finished.prompt_tokens)
+        if finished.completion_tokens:
+            self._tallies.add("sluicegate_output_tokens", flow, finished.completion_tokens)
+        limits = self._limits.get(flow[0])
+        if limits is not None and _met(finished, limits):
+            self._tallies.add("sluicegate_goodput", flow)
+
+    def page(self) -> bytes:
+        """The metrics page in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _flow(self, size_class: str | None, service_class: str | None) -> tuple[str, str]:
+        size = size_class if size_class in self._limits else None
+        service = service_class if service_class in self._services else None
+        return size or UNKNOWN, service or UNKNOWN
+
+
+def _phase(finished: Finished) -> str:
+    if finished.dispatched_s is None:
+        return "queued"
+    return "before_first_byte" if finished.first_event_s is None else "mid_stream"
+
+
+def _durations(finished: Finished) -> Iterator[tuple[str, float]]:
+    dispatched_s, first_s = finished.dispatched_s, finished.first_event_s
+    if dispatched_s is None:
+        return
+    yield "sluicegate_queue_wait_seconds", dispatched_s - finished.arrived_s
+    if first_s is not None:
+        yield "sluicegate_ttft_seconds", first_s - finished.arrived_s
+        yield "sluicegate_engine_ttft_seconds", first_s - dispatched_s
+    if finished.max_stall_s is not None:
+        yield "sluicegate_max_stall_seconds", finished.max_stall_s
+    if finished.outcome is Outcome.COMPLETED:
+        yield "sluicegate_e2e_seconds", finished.ended_s - finished.arrived_s
+
+
+def _met(finished: Finished, limits: SizeClass) -> bool:
+    first_s = finished.ended_s if finished.first_event_s is None else finished.first_event_s
+    return (
+        finished.outcome is Outcome.COMPLETED
+        and first_s - finished.arrived_s <= limits.ttft_limit_s
+        and (finished.max_stall_s or 0.0) <= limits.max_stall_s
+        and finished.ended_s - finished.arrived_s <= limits.e2e_limit_s
+    )
+
+
+class _OccupancyCollector:
+    """Turns the occupancy at scrape time into gauges."""
+
+    def __init__(self, occupancy: Callable[[], Occupancy]) -> None:
+        self._occupancy = occupancy
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._occupancy()
+        gauges = {
+            name: GaugeMetricFamily(name, kind.text, labels=kind.labels)
+            for name, kind in METRICS.items()
+            if kind.kind == "gauge"
+        }
+        for name, labels, value in (*_flow_rows(now.flows), *_engine_rows(now.engines)):
+            gauges[name].add_metric(labels, value)
+        gauges["sluicegate_route_revision"].add_metric((), now.route_revision)
+        gauges["sluicegate_draining"].add_metric((), float(now.draining))
+        return gauges.values()
+
+
+_Sample = tuple[str, tuple[str, ...], float]
+
+
+def _flow_rows(flows: Iterable[FlowLoad]) -> Iterator[_Sample]:
+    sums: dict[tuple[str, str], list[float]] = {}
+    for f in flows:
+        row = sums.setdefault((f.size_class, f.service_class), [0.0] * 5)
+        added = (f.in_flight, f.queued, f.queued_tokens, f.queued_bytes)
+        row[:4] = [have + more for have, more in zip(row, added, strict=False)]
+        row[4] = max(row[4], f.oldest_age_s)
+    names = ("in_flight", "queue_depth", "queue_tokens", "queue_bytes")
+    for labels, row in sums.items():
+        for name, value in zip((*names, "oldest_waiting_age_seconds"), row, strict=True):
+            yield f"sluicegate_{name}", labels, value
+
+
+def _engine_rows(engines: Iterable[EngineLoad]) -> Iterator[_Sample]:
+    for e in engines:
+        values = {
+            "up": float(e.up),
+            "epoch": e.epoch,
+            "slots": e.slots,
+            "prefill_tokens": e.prefill_tokens,
+            "kv_tokens": e.kv_tokens,
+            "slots_limit": e.slots_limit,
+            "prefill_tokens_limit": e.prefill_tokens_limit,
+            "kv_tokens_limit": e.kv_tokens_limit,
+        }
+        for name, value in values.items():
+            yield f"sluicegate_engine_{name}", (e.engine,), value
+        for size_class, count in e.prefilling:
+            yield "sluicegate_engine_prefilling", (e.engine, size_class), count
+
+
+def series_bound(settings: Settings) -> int:
+    """The most series the metrics page can ever have under these settings."""
+    values = {
+        "size_class": len(settings.sizes) + 1,
+        "service_class": len(settings.document.service) + 1,
+        "outcome": len(Outcome),
+        "surface": len(Surface) + 1,
+        "engine": len(settings.engines),
+        "pool": len(settings.document.pool),
+        "method": len(_METHODS),
+        "phase": len(_PHASES),
+    }
+    # A histogram has its buckets, +Inf, sum and count.
+    per_child = {"gauge": 1, "counter": 1, "histogram": len(_SECONDS) + 3}
+    bound = 0
+    for kind in METRICS.values():
+        children = per_child[kind.kind]
+        for label in kind.labels:
+            children *= values[label]
+        bound += children
+    return bound
+
+
+def log_line(finished: Finished) -> bytes:
+    """One JSON line for a finished request: words, counts and milliseconds, and no content."""
+    row = CONTRACT[finished.outcome]
+    line = {
+        "event": "request",
+        "outcome": finished.outcome.value,
+        "status": finished.status or row.status or row.logged_status,
+        "request_id": finished.request_id,
+        "trace_id": finished.trace_id,
+        "key_id": finished.key_id,
+        "surface": finished.surface,
+        "model": finished.model,
+        "size_class": finished.size_class,
+        "service_class": finished.service_class,
+        "arm": finished.arm,
+        "pool": finished.pool,
+        "engine": finished.engine,
+        "stream": finished.stream,
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": finished.completion_tokens,
+        "classify_ms": _ms(finished.classify_s),
+        "queue_ms": _ms(finished.dispatched_s, finished.arrived_s),
+        "ttft_ms": _ms(finished.first_event_s, finished.arrived_s),
+        "max_stall_ms": _ms(finished.max_stall_s),
+        "e2e_ms": _ms(finished.ended_s, finished.arrived_s),
+        "retries": finished.retries,
+        "detail": finished.detail,
+    }
+    present = {key: value for key, value in line.items() if value is not None}
+    return orjson.dumps(present, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _ms(end_s: float | None, start_s: float = 0.0) -> float | None:
+    return None if end_s is None else round((end_s - start_s) * 1000.0, 3)

@@ -1,0 +1,121 @@
+"""Decides which model, route, arm and engines a request belongs to.
+
+A ``RouteTable`` is an immutable value with a revision: whoever holds one sees one consistent
+set of routes, and applying another is the holder's swap of one reference. The arm is chosen by
+a keyed hash of the principal, so a retry lands on the same side and a caller, who does not know
+the salt, cannot choose it; keeping the salt while a weight grows keeps everyone already moved.
+Pure: no I/O, no clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from gateway.domain import AdmissionMode, Arm, EngineLimits, FlowKey, Outcome, Refused
+from gateway.verdicts import RouteView, Topology
+
+__all__ = ["ModelName", "Route", "RouteTable", "shared_engines"]
+
+_HASH_BYTES = 8
+_HASH_SPAN = float(1 << (8 * _HASH_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A model as callers name it (``public``, or one of the aliases) and as engines know it."""
+
+    public: str
+    engine_model: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the requests of one (model, size class) go. ``candidate_weight`` is in [0, 1]."""
+
+    model: str
+    size_class: str
+    stable_pool: str
+    candidate_pool: str | None = None
+    candidate_weight: float = 0.0
+    mode: AdmissionMode = AdmissionMode.ENFORCE
+
+    def pool(self, arm: Arm) -> str:
+        """The pool of ``arm``; an arm that no longer exists falls back to the stable pool."""
+        if arm is Arm.CANDIDATE and self.candidate_pool is not None:
+            return self.candidate_pool
+        return self.stable_pool
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """All routes of one revision, the engines of each pool, and the names of the models.
+
+    ``models`` maps every accepted name, aliases included. ``salt`` is secret and random.
+    """
+
+    revision: int
+    salt: bytes
+    routes: Mapping[tuple[str, str], Route]
+    pools: Mapping[str, tuple[str, ...]]
+    models: Mapping[str, ModelName]
+
+    def model(self, name: str) -> ModelName:
+        """The model that callers mean by ``name``.
+
+        Raises:
+            Refused: ``not_found`` where no model has that name.
+        """
+        found = self.models.get(name)
+        if found is None:
+            raise Refused(
+                Outcome.NOT_FOUND, f"The model {name[:80]!r} does not exist.", param="model"
+            )
+        return found
+
+    def route(self, model: str, size_class: str) -> Route:
+        """The route of a public model name and size class.
+
+        Raises:
+            Refused: ``not_found`` where the size class is not served for the model.
+        """
+        found = self.routes.get((model, size_class))
+        if found is None:
+            raise Refused(
+                Outcome.NOT_FOUND, f"{model!r} does not serve prompts of class {size_class!r}."
+            )
+        return found
+
+    def arm(self, route: Route, principal_id: str) -> Arm:
+        """The side of ``route`` on which the principal's requests go, stable for one salt."""
+        if route.candidate_pool is None or route.candidate_weight <= 0.0:
+            return Arm.STABLE
+        name = f"{route.model}\0{route.size_class}\0{principal_id}".encode()
+        digest = blake2b(name, digest_size=_HASH_BYTES, key=self.salt).digest()
+        place = int.from_bytes(digest, "big") / _HASH_SPAN
+        return Arm.CANDIDATE if place < route.candidate_weight else Arm.STABLE
+
+    def pool(self, flow: FlowKey) -> str:
+        """The pool this revision names for ``flow``; raises ``Refused`` as ``route`` does."""
+        return self.route(flow.model, flow.size_class).pool(flow.arm)
+
+    def topology(self, limits: Mapping[str, EngineLimits]) -> Topology:
+        """This table as the admission core takes it, with each engine's limits."""
+        routes = {
+            key: RouteView(r.stable_pool, r.candidate_pool, r.candidate_weight, r.mode)
+            for key, r in self.routes.items()
+        }
+        return Topology(limits, self.pools, routes)
+
+    def engines(self, flow: FlowKey) -> tuple[str, ...]:
+        """The engines this revision lets ``flow`` use; raises ``Refused`` as ``route`` does."""
+        return self.pools[self.pool(flow)]
+
+
+def shared_engines(pools: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The engines that several pools name, each with those pools: these are not isolated."""
+    users: dict[str, list[str]] = {}
+    for name, engines in pools.items():
+        for engine in engines:
+            users.setdefault(engine, []).append(name)
+    return {engine: tuple(names) for engine, names in users.items() if len(names) > 1}

@@ -1,0 +1,277 @@
+"""Counts prompt tokens exactly as the engine's tokenizer would, off the event loop.
+
+Two encoders read one ``tokenizer.json``: ``tokenizers`` is the reference, ``kitoken`` about five
+times as fast and used when both agree on a set of probes at start-up. Both release the
+interpreter lock in the calls used here (``Tokenizer.encode`` does not, hence only batches).
+
+A long text is counted in pieces cut where no token can span: between an ASCII letter or newline
+and a following word, confirmed by the tokenizer's own pre-tokenizer. Pieces bound the work: a
+count may stop once it exceeds ``stop_above``, and then says that it is a lower bound. Pieces also
+bound what kitoken sees: its regular expressions overflow their stack, which ends the process,
+within runs of between 300,000 and 1,000,000 spaces (measured, 0.11.1). A text that can't be cut
+goes to the reference encoder whole.
+"""
+
+import asyncio
+import heapq
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kitoken import Kitoken
+from tokenizers import Tokenizer
+
+from gateway.domain import Outcome, Refused
+
+__all__ = ["Counted", "Counter", "Counting"]
+
+_PIECE_CHARS = 64 << 10
+_KITOKEN_CHARS = 200_000
+_CUT_WINDOW_CHARS = 4096
+# A word and the space before it form one pre-token, or two that part before the space.
+_CUT = re.compile(r"(?<=[a-z])(?= [a-z])|(?<=[a-z.,;:]\n)(?=[A-Za-z])")
+_PROBES = (
+    "",
+    "The quick brown fox jumps over 13 lazy dogs.\n\n  def f(x):\n\treturn x ** 2  # ok\n",
+    "naïve café Straße \u00e9 e\u0301 中文测试 한국어 日本語テスト 🙂👩‍👩‍👧 \u200b\u00a0",
+    "   leading and trailing   \r\n\r\n\t\t  ",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" * 8,
+    "https://example.org/a_b?c=d&e=%20 {'k': [1, 2.5e-3, null]} <tag/> \\n \x00\x7f\ufffd",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Tokens of one or several texts: their sum and the largest one.
+
+    Not ``exact``: counting stopped above its bound, and the numbers are lower bounds.
+    """
+
+    tokens: int
+    largest: int
+    exact: bool = True
+
+
+class _Encoder(Protocol):
+    def __call__(self, text: str) -> int: ...
+
+
+class Counter:
+    """The tokenizer of one model. Its methods are safe to call from several threads.
+
+    Raises:
+        ValueError: the file is no tokenizer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # Its loader raises bare Exception for a file that is no tokenizer.
+            self._reference = Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ValueError(f"{path}: not a tokenizer.json: {error}") from error
+        self._reference.no_truncation()
+        self._reference.no_padding()
+        self._added_specials = self._reference.num_special_tokens_to_add(False)
+        fast = _agreeing_kitoken(path, self._count_by_reference, self._special_texts())
+        self.method = "tokenizers" if fast is None else "kitoken"
+        self._fast = fast or self._count_by_reference
+        self._cuttable = _is_cuttable(self._reference)
+        self._longest_token_bytes = _longest_token_bytes(self._reference)
+
+    def __repr__(self) -> str:
+        return f"<Counter method={self.method} cuttable={self._cuttable}>"
+
+    def count(
+        self, text: str, *, add_special_tokens: bool, stop_above: int | None = None
+    ) -> Counted:
+        """Tokens of ``text``, with what the tokenizer itself puts around a plain prompt or not.
+
+        The count is exact, or exceeds ``stop_above`` and so gives the same refusal.
+        """
+        specials = self._added_specials if add_special_tokens else 0
+        if stop_above is not None and self._cuttable:
+            least = -(-len(text.encode()) // self._longest_token_bytes)
+            if least > stop_above:
+                return Counted(least, least, exact=False)
+        tokens = specials
+        for piece, more in self._pieces(text):
+            tokens += self._encode(piece)
+            if more and stop_above is not None and tokens > stop_above:
+                return Counted(tokens, tokens, exact=False)
+        return Counted(tokens, tokens)
+
+    def count_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool, stop_above: int | None = None
+    ) -> Counted:
+        """As ``count`` for several prompts; stops once their sum exceeds ``stop_above``."""
+        tokens, largest, exact = 0, 0, True
+        for text in texts:
+            if stop_above is not None and tokens > stop_above:
+                return Counted(tokens, largest, exact=False)
+            rest = None if stop_above is None else stop_above - tokens
+            one = self.count(text, add_special_tokens=add_special_tokens, stop_above=rest)
+            tokens, largest = tokens + one.tokens, max(largest, one.tokens)
+            exact = exact and one.exact
+        return Counted(tokens, largest, exact)
+
+    def _encode(self, piece: str) -> int:
+        fast = len(piece) <= _KITOKEN_CHARS
+        return self._fast(piece) if fast else self._count_by_reference(piece)
+
+    def _pieces(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The text in pieces, each with whether more follow."""
+        start = 0
+        while self._cuttable and len(text) - start > _PIECE_CHARS:
+            cut = self._cut(text, start + _PIECE_CHARS)
+            if cut is None:
+                break
+            yield text[start:cut], True
+            start = cut
+        yield text[start:], False
+
+    def _cut(self, text: str, end: int) -> int | None:
+        """The last place before ``end`` where the tokenizer parts the text whatever follows."""
+        places = [m.start() for m in _CUT.finditer(text, end - _CUT_WINDOW_CHARS, end - 64)]
+        for place in reversed(places[-8:]):
+            around = text[place - 64 : place + 64]
+            parts = self._reference.pre_tokenizer.pre_tokenize_str(around)
+            if any(begin == 64 for _, (begin, _) in parts):
+                return place
+        return None
+
+    def _count_by_reference(self, text: str) -> int:
+        encoded = self._reference.encode_batch_fast([text], add_special_tokens=False)
+        return len(encoded[0].ids)
+
+    def _special_texts(self) -> list[str]:
+        added = self._reference.get_added_tokens_decoder().values()
+        return [f"a {token.content} b{token.content}" for token in list(added)[:64]]
+
+
+def _agreeing_kitoken(
+    path: Path, reference: _Encoder, special_texts: Sequence[str]
+) -> _Encoder | None:
+    try:
+        kitoken = Kitoken.from_tokenizers_file(str(path))
+    except (OSError, RuntimeError, ValueError):
+        return None  # a kind of tokenizer it can't read: the reference serves
+
+    def count(text: str) -> int:
+        return len(kitoken.encode(text, True))
+
+    texts = (*_PROBES, *special_texts)
+    return count if all(count(text) == reference(text) for text in texts) else None
+
+
+def _is_cuttable(tokenizer: Tokenizer) -> bool:
+    """Whether a cut beside a space or newline can't meet a normaliser or an added token."""
+    probe = "a word,\nand another"
+    if tokenizer.pre_tokenizer is None:
+        return False
+    if tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str(probe) != probe:
+        return False
+    starts = {begin for _, (begin, _) in tokenizer.pre_tokenizer.pre_tokenize_str(probe)}
+    added = tokenizer.get_added_tokens_decoder().values()
+    plain = not any(
+        token.lstrip or token.rstrip or any(map(str.isspace, token.content)) for token in added
+    )
+    return plain and {1, 8, 11} <= starts
+
+
+def _longest_token_bytes(tokenizer: Tokenizer) -> int:
+    # A byte-level entry has one character per byte; others have at most four bytes each.
+    added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    entries = (*tokenizer.get_vocab(with_added_tokens=False), *added)
+    return max((len(entry.encode()) for entry in entries), default=1)
+
+
+class Counting:
+    """The counting stage: threads, the shortest text first, and bounds on what waits.
+
+    Texts below ``inline_below_bytes`` are counted at once on the caller's thread. Close it with
+    ``close``. One event loop uses it.
+    """
+
+    def __init__(
+        self, threads: int, inline_below_bytes: int, max_requests: int, max_bytes: int
+    ) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="count")
+        self._free = threads
+        self._inline_below_bytes = inline_below_bytes
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._arrivals = 0
+        self.held_requests = 0
+        self.held_bytes = 0
+
+    async def count(
+        self,
+        counter: Counter,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        stop_above: int | None = None,
+    ) -> Counted:
+        """As ``Counter.count_all``.
+
+        Raises:
+            Refused: ``ingress_full`` where too many requests or bytes wait to be counted.
+        """
+        size_bytes = sum(len(text.encode()) for text in texts)
+        if size_bytes < self._inline_below_bytes:
+            return counter.count_all(
+                texts, add_special_tokens=add_special_tokens, stop_above=stop_above
+            )
+        self._take(size_bytes)
+        try:
+            await self._turn(size_bytes)
+            work = self._pool.submit(
+                counter.count_all,
+                texts,
+                add_special_tokens=add_special_tokens,
+                stop_above=stop_above,
+            )
+            # The thread stays busy after a cancelled caller has left: its own end frees it.
+            loop = asyncio.get_running_loop()
+            work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release))
+            return await asyncio.wrap_future(work)
+        finally:
+            self.held_requests -= 1
+            self.held_bytes -= size_bytes
+
+    def close(self) -> None:
+        """End the threads after what they count now."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _take(self, size_bytes: int) -> None:
+        full = self.held_requests >= self._max_requests
+        if full or self.held_bytes + size_bytes > self._max_bytes:
+            raise Refused(Outcome.INGRESS_FULL, "Too many prompts are being counted.")
+        self.held_requests += 1
+        self.held_bytes += size_bytes
+
+    async def _turn(self, size_bytes: int) -> None:
+        if self._free > 0:
+            self._free -= 1
+            return
+        self._arrivals += 1
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (size_bytes, self._arrivals, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

@@ -1,0 +1,122 @@
+"""Prints what counting and the rest of the front of a request cost.
+
+Run: python -m tests.bench.bench_count
+Prints CPU microseconds per token of both encoders and per call of the other steps, and how long
+an event loop is held up while 8,192-token prompts are counted in threads.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pydoc_data.topics import topics
+
+from gateway import prompt, sanitize
+from gateway.auth import KeyEntry, Keyring, authenticate, new_key
+from gateway.domain import Outcome, Surface
+from gateway.observe import Finished, log_line
+from gateway.template import ChatTemplate
+from gateway.tokenizer import Counter, Counting
+from tests.gateway.minimal import TEMPLATE, tokenizer_path
+
+TEXT = "\n".join(topics.values())
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def microseconds(call: Callable[[], object], rounds: int) -> float:
+    """CPU microseconds of one call, the least of five rows of ``rounds``."""
+    best = float("inf")
+    for _ in range(5):
+        started = time.process_time_ns()
+        for _ in range(rounds):
+            call()
+        best = min(best, (time.process_time_ns() - started) / rounds / 1000)
+    return best
+
+
+def sized(counter: Counter, tokens: int) -> str:
+    """Real text of about ``tokens`` tokens."""
+    low, high = 0, len(TEXT)
+    while low < high - 1:
+        middle = (low + high) // 2
+        counted = counter.count(TEXT[:middle], add_special_tokens=False).tokens
+        low, high = (middle, high) if counted <= tokens else (low, middle)
+    return TEXT[:low]
+
+
+def print_counting(counter: Counter) -> None:
+    for tokens in (100, 512, 8192):
+        text = sized(counter, tokens)
+        count = counter.count(text, add_special_tokens=False).tokens
+        fast = microseconds(partial(counter.count, text, add_special_tokens=False), 20)
+        slow = microseconds(partial(counter._count_by_reference, text), 5)
+        print(
+            f"counting {count:>5} tokens: {counter.method} {fast / count:.2f} us/token"
+            f" ({fast:.0f} us), tokenizers {slow / count:.2f} us/token"
+        )
+    bound = microseconds(
+        lambda: counter.count(TEXT * 5, add_special_tokens=False, stop_above=16_384), 3
+    )
+    print(f"2.3 MB of text over a bound of 16,384 tokens: {bound / 1000:.1f} ms")
+
+
+def print_steps(counter: Counter) -> None:
+    key, digest = new_key("alice", bytes(range(16)))
+    ring = Keyring({"alice": KeyEntry(digest, "interactive")})
+    headers = [(b"host", b"x"), (b"authorization", b"Bearer " + key.encode())]
+    template = ChatTemplate(TEMPLATE, {}, lambda: NOW)
+    for tokens in (100, 8192):
+        text = sized(counter, tokens)
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": True}
+        raw = sanitize.stamp(body, 0)
+        steps: dict[str, Callable[[], object]] = {
+            "authenticate": partial(authenticate, headers, ring),
+            "clean_body": partial(sanitize.clean_body, raw),
+            "render": partial(prompt.chat, body, template),
+            "stamp": partial(sanitize.stamp, body, 0),
+            "upstream_headers": partial(sanitize.upstream_headers, headers, "rid", 0),
+        }
+        costs = ", ".join(f"{name} {microseconds(s, 300):.1f}" for name, s in steps.items())
+        print(f"body of {tokens} tokens, us per call: {costs}")
+    done = Finished(Outcome.COMPLETED, "rid", Surface.CHAT, 0.0, 1.0, dispatched_s=0.1)
+    print(f"log_line {microseconds(lambda: log_line(done), 1000):.1f} us")
+
+
+async def print_stalls(counter: Counter) -> None:
+    text = sized(counter, 8192)
+    stage = Counting(2, 2048, 10_000, 1 << 30)
+    stalls: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.001)
+            stalls.append(time.perf_counter() - before - 0.001)
+
+    watcher = asyncio.ensure_future(watch())
+    started = time.perf_counter()
+    calls = []
+    for number in range(150):
+        await asyncio.sleep(max(0.0, started + number / 50 - time.perf_counter()))
+        calls.append(asyncio.ensure_future(stage.count(counter, [text], add_special_tokens=False)))
+    await asyncio.gather(*calls)
+    watcher.cancel()
+    stage.close()
+    stalls.sort()
+    print(
+        f"event loop while 8,192-token prompts arrive at 50/s: late by p99 "
+        f"{stalls[int(0.99 * len(stalls))] * 1000:.2f} ms, at most {stalls[-1] * 1000:.2f} ms"
+    )
+
+
+def main() -> None:
+    """Print all figures."""
+    counter = Counter(tokenizer_path())
+    print_counting(counter)
+    print_steps(counter)
+    asyncio.run(print_stalls(counter))
+
+
+if __name__ == "__main__":
+    main()

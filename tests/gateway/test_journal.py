@@ -1,0 +1,46 @@
+import io
+import json
+import threading
+
+from gateway.journal import Journal
+
+
+def test_lines_are_written_in_order_and_events_are_json():
+    file = io.BytesIO()
+    journal = Journal(file)
+    journal.line(b'{"event":"request"}\n')
+    journal.event("engine_down", engine="http://127.0.0.1:1", reason="refused")
+    journal.close()
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert lines == [
+        {"event": "request"},
+        {"event": "engine_down", "engine": "http://127.0.0.1:1", "reason": "refused"},
+    ]
+
+
+class StuckFile(io.BytesIO):
+    """A file whose reader does not read until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.released = threading.Event()
+
+    def write(self, data) -> int:
+        self.entered.set()
+        self.released.wait()
+        return super().write(data)
+
+
+def test_a_stuck_reader_costs_lines_not_memory_and_the_loss_is_told():
+    file = StuckFile()
+    journal = Journal(file, max_lines=10)
+    journal.line(b"{}\n")
+    file.entered.wait()
+    for _ in range(100):
+        journal.line(b"{}\n")
+    file.released.set()
+    journal.close()
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert sum(line == {} for line in lines) == 11
+    assert {"event": "log_lines_dropped", "count": 90} in lines

@@ -1,0 +1,190 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain import Outcome, Refused
+from gateway.sanitize import (
+    MAX_DEPTH,
+    STRIPPED_KEYS,
+    clean_body,
+    request_id,
+    stamp,
+    upstream_headers,
+)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b"\xef\xbb\xbf{}",
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": "\\ud800"}',
+        b'{"a": "\xed\xa0\x80"}',
+        b'{"a": "\xff"}',
+        b"{} {}",
+        b"{}x",
+        b"{'a': 1}",
+        b'{"a": 1,}',
+        b'{"a": "\x00"}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_parsers_could_read_differently_is_refused(raw: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        clean_body(raw)
+    assert refused.value.outcome is Outcome.BAD_REQUEST
+
+
+def nested(levels: int) -> bytes:
+    return b'{"a":' * levels + b"1" + b"}" * levels
+
+
+def test_nesting_is_bounded_and_wide_bodies_are_not_deep() -> None:
+    assert clean_body(nested(MAX_DEPTH))
+    with pytest.raises(Refused, match="nested deeper"):
+        clean_body(nested(MAX_DEPTH + 1))
+    with pytest.raises(Refused, match="nested deeper"):
+        clean_body(b'{"a":[1,' + nested(MAX_DEPTH + 1) + b"]}")
+    assert clean_body(b'{"a":[' + b"[]," * 10_000 + b"[]]}")
+
+
+def test_of_duplicate_keys_one_is_left_and_the_engine_sees_the_same_one() -> None:
+    body = clean_body(b'{"model":"a","priority":-5,"model":"b","priority":-9}')
+    assert body == {"model": "b"}
+    assert json.loads(stamp(body, 3)) == {"model": "b", "priority": 3}
+
+
+@pytest.mark.parametrize("key", sorted(STRIPPED_KEYS))
+def test_a_callers_orders_to_the_engine_are_dropped(key: str) -> None:
+    assert clean_body(json.dumps({key: 1, "keep": 2}).encode()) == {"keep": 2}
+
+
+def test_session_ids_in_extra_arguments_are_dropped_and_others_kept() -> None:
+    raw = b'{"vllm_xargs": {"session_id": "x", "priority": 1, "other": 2}}'
+    assert clean_body(raw) == {"vllm_xargs": {"other": 2}}
+    assert clean_body(b'{"vllm_xargs": 7}') == {"vllm_xargs": 7}
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(
+    st.dictionaries(st.text() | st.sampled_from(sorted(STRIPPED_KEYS)), json_values),
+    st.integers(-1000, 1000),
+)
+def test_the_engine_reads_what_we_read_with_our_priority(
+    body: dict[str, object], priority: int
+) -> None:
+    clean = clean_body(json.dumps(body).encode())
+    sent = json.loads(stamp(clean, priority))
+    assert sent["priority"] == priority
+    assert STRIPPED_KEYS.isdisjoint(clean)
+    kept = {key: value for key, value in body.items() if key not in STRIPPED_KEYS}
+    if "vllm_xargs" not in kept:
+        assert {k: v for k, v in sent.items() if k != "priority"} == kept
+
+
+def test_the_engines_name_of_the_model_is_stamped() -> None:
+    assert json.loads(stamp({"model": "alias"}, 0, "real"))["model"] == "real"
+
+
+BYPASSES = [
+    (b"X-Vllm-Priority", b"-100"),
+    (b"x-vllm-priority", b"-100"),
+    (b"X-VLLM-PRIORITY", b"-100"),
+    (b"x-data-parallel-rank", b"1"),
+    (b"X-Session-ID", b"s"),
+    (b"authorization", b"Bearer secret"),
+    (b"x-api-key", b"secret"),
+    (b"cookie", b"c=1"),
+    (b"host", b"evil"),
+    (b"content-length", b"5"),
+    (b"transfer-encoding", b"chunked"),
+    (b"connection", b"x-vllm-priority"),
+    (b"x-forwarded-for", b"1.2.3.4"),
+    (b"anything-new", b"1"),
+]
+
+
+def test_no_header_but_the_allowed_ones_reaches_an_engine() -> None:
+    sent = upstream_headers(BYPASSES, "rid", 7)
+    assert sent == [
+        (b"content-type", b"application/json"),
+        (b"x-request-id", b"rid"),
+        (b"x-vllm-priority", b"7"),
+        (b"accept", b"*/*"),
+    ]
+
+
+PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_trace_context_passes_once_and_well_formed() -> None:
+    sent = dict(upstream_headers([(b"Traceparent", PARENT), (b"tracestate", b"a=b")], "r", 0))
+    assert sent[b"traceparent"] == PARENT
+    assert sent[b"tracestate"] == b"a=b"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"traceparent", PARENT), (b"TraceParent", PARENT)],
+        [(b"traceparent", PARENT + b"\r\nx-vllm-priority: -1")],
+        [(b"traceparent", PARENT + b" ")],
+        [(b"tracestate", b"a=b")],
+    ],
+)
+def test_doubtful_trace_context_is_dropped(headers: list[tuple[bytes, bytes]]) -> None:
+    names = [name for name, _ in upstream_headers(headers, "r", 0)]
+    assert b"traceparent" not in names
+    assert b"tracestate" not in names
+
+
+def test_accept_passes_only_as_one_of_the_known_values() -> None:
+    assert dict(upstream_headers([(b"accept", b"text/event-stream")], "r", 0))[b"accept"] == (
+        b"text/event-stream"
+    )
+    folded = upstream_headers([(b"accept", b"text/event-stream\r\n x: y")], "r", 0)
+    assert dict(folded)[b"accept"] == b"*/*"
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=80)), max_size=8))
+def test_no_header_value_that_passes_can_end_a_line(headers: list[tuple[bytes, bytes]]) -> None:
+    for name, value in upstream_headers(headers, "r", 0):
+        assert b"\r" not in name + value
+        assert b"\n" not in name + value
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ([b"abc-1.2_X"], "abc-1.2_X"),
+        ([], "fresh"),
+        ([b""], "fresh"),
+        ([b"a b"], "fresh"),
+        ([b"x" * 65], "fresh"),
+        ([b"a\n"], "fresh"),
+        ([b"a", b"b"], "fresh"),
+        ([b"\xff"], "fresh"),
+    ],
+)
+def test_a_well_formed_request_id_is_kept(sent: list[bytes], kept: str) -> None:
+    assert request_id([(b"X-Request-ID", value) for value in sent], "fresh") == kept

@@ -1,0 +1,33 @@
+from prometheus_client import CollectorRegistry
+
+from gateway.tallies import Kind, Tallies
+
+KINDS = {
+    "c": Kind("counter", ("who",), "help"),
+    "h": Kind("histogram", (), "help"),
+    "g": Kind("gauge", (), "not kept here"),
+}
+
+
+def test_counts_and_times_are_exported_with_their_labels_and_buckets() -> None:
+    tallies = Tallies(KINDS, (0.1, 1.0))
+    registry = CollectorRegistry()
+    registry.register(tallies)
+    tallies.add("c", ("a",))
+    tallies.add("c", ("a",), 2.5)
+    tallies.add("c", ("b",))
+    for seconds in (0.05, 0.1, 0.2, 7.0):
+        tallies.observe("h", (), seconds)
+    assert registry.get_sample_value("c_total", {"who": "a"}) == 3.5
+    assert registry.get_sample_value("c_total", {"who": "b"}) == 1.0
+    buckets = [registry.get_sample_value("h_bucket", {"le": le}) for le in ("0.1", "1.0", "+Inf")]
+    assert buckets == [2, 3, 4]
+    assert registry.get_sample_value("h_count") == 4
+    assert registry.get_sample_value("h_sum") == 7.35
+    assert registry.get_sample_value("g") is None
+
+
+def test_nothing_counted_is_no_series() -> None:
+    registry = CollectorRegistry()
+    registry.register(Tallies(KINDS, (0.1,)))
+    assert [family.samples for family in registry.collect()] == [[], []]
