@@ -14,9 +14,10 @@ Tickets and leases are keyed by this module's own counters, never by an id a cal
 ``ARCHITECTURE.md`` has the essay. Pure: no I/O, no clock.
 """
 
-import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from gateway.agenda import Agenda
 from gateway.arrival import caps_outcome, refusal_on_arrival, wait_s
 from gateway.domain import (
     AdmissionMode,
@@ -28,7 +29,8 @@ from gateway.domain import (
     Outcome,
 )
 from gateway.flows import Flow, Group, Ticket
-from gateway.ledger import EngineLedger, EngineView, Lease
+from gateway.lease import EngineView, Lease
+from gateway.ledger import EngineLedger
 from gateway.principals import PrincipalRates
 from gateway.ring import Ring, rings_of
 from gateway.verdicts import (
@@ -54,8 +56,7 @@ class Admission:
         specs: one per (model, size class, service class).
         topology: engines, pools and routes.
         now: the current moment; engines count as down since then until told otherwise.
-        quantum: cost units per turn and weight.
-        beta: cost of one output token in prompt tokens.
+        quantum: cost units per turn and weight; ``beta``: an output token's cost in prompt tokens.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class Admission:
         self._engine_rings: dict[str, Ring] = {}
         self._tickets: dict[int, Ticket] = {}
         self._leases: dict[int, Lease] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        self._estimates: list[tuple[float, int]] = []
+        self._deadlines = Agenda(self._tickets.__contains__)
+        self._estimates = Agenda(self._still_prefilling)
         self._rates = PrincipalRates()
         self._last_id = 0
         self.set_routes(topology.routes, now)
@@ -130,7 +131,10 @@ class Admission:
         return verdicts
 
     def grow(self, lease_id: int, output_tokens: int) -> None:
-        """An answer has this many output tokens so far; past the estimate they are charged."""
+        """An answer has this many output tokens so far, over all its sequences.
+
+        What exceeds the estimate is charged to the KV account.
+        """
         lease = self._lease(lease_id)
         self.engines[lease.engine].grow(lease, output_tokens)
 
@@ -140,7 +144,8 @@ class Admission:
         Args:
             lease_id: from ``Dispatched``.
             now: the moment.
-            output_tokens: what a completed answer produced, where the engine said so.
+            output_tokens: what a completed answer produced over all its sequences, where the
+                engine said so.
         """
         lease = self._lease(lease_id)
         verdicts = self._expire(now)
@@ -161,36 +166,33 @@ class Admission:
 
     def next_wakeup(self, now: float) -> float | None:
         """When ``tick`` has something to do, if nothing else happens before."""
-        while self._deadlines and self._deadlines[0][1] not in self._tickets:
-            heapq.heappop(self._deadlines)
-        while self._estimates and not self._still_prefilling(self._estimates[0][1]):
-            heapq.heappop(self._estimates)
-        due = [heap[0][0] for heap in (self._deadlines, self._estimates) if heap]
+        due = [self._deadlines.next_s(), self._estimates.next_s()]
         if any(e.ramp_from_s is not None for e in self.engines.values()):
             due.append(now + RAMP_STEP_S)
-        return min(due, default=None)
+        return min((at_s for at_s in due if at_s is not None), default=None)
 
     # -- configuration and health ----------------------------------------------------------
 
     def set_routes(self, routes: Mapping[tuple[str, str], RouteView], now: float) -> list[Verdict]:
         """Put another route table in force; what still waits follows it, what runs stays."""
+        verdicts = self._expire(now)
         self._routes = dict(routes)
         for spec in (g.spec for g in self.groups.values()):
             for arm in Arm:
                 self._place_flow(FlowKey(spec.model, spec.size_class, spec.service_class, arm))
-        for flow in self.flows.values():
-            if flow.hold is not None:
-                self._rings[flow].end_hold(flow)
         for engine in self.engines.values():
-            engine.reserve(f for f in self.flows.values() if engine in f.engines)
-        rings = rings_of(self.flows.values(), self.quantum)
+            named = (f for f in self.flows.values() if engine in f.engines and f.routed)
+            engine.reserve(named, now)
+        rings = rings_of(self.flows.values(), self.quantum, self._rings)
         self._rings = {flow: ring for ring in rings for flow in ring.flows}
         self._engine_rings = {e.name: ring for ring in rings for e in ring.engines}
-        return self._dispatch_all(now)
+        return verdicts + self._dispatch_all(now)
 
     def set_limits(self, engine: str, limits: EngineLimits, now: float) -> list[Verdict]:
         """Put other limits in force on one engine. A shrink cancels nothing that runs."""
         self.engines[engine].set_limits(limits, now)
+        for flow in self.flows.values():
+            flow.use(flow.engines)
         return self._expire(now) + self._dispatch_all(now)
 
     def set_engine(
@@ -202,8 +204,8 @@ class Admission:
         ledger.set_state(now, up=up, draining=draining, paused=paused, ramp=ramp)
         if ledger.hold is not None and not ledger.usable:
             self._rings[ledger.hold.flow].end_hold(ledger.hold.flow)
-        for flow in self.flows.values():
-            if ledger in flow.engines and not any(e.usable for e in flow.engines):
+        for flow in (f for f in self.flows.values() if ledger in f.engines):
+            if not any(e.usable for e in flow.engines):
                 flow.rate.empty()
             elif flow.queue:
                 flow.rate.waiting(now)
@@ -215,44 +217,34 @@ class Admission:
 
     # -- the counting stage's provisional charge -------------------------------------------
 
-    def begin_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> bool:
+    def begin_counting(
+        self, groups: Sequence[tuple[str, str, str]], body_bytes: int, now: float
+    ) -> tuple[Outcome, float] | None:
         """Charge an uncounted body to every group it may turn out to be in.
 
-        Returns False, and charges nothing, if all of them are at their caps: then it can be
-        refused before the work of counting.
+        If all of them are at their caps and enforce them, nothing is charged, and the last one's
+        refusal and drain time in seconds are returned: no need to count what can't wait.
         """
-        found = [self.groups[g] for g in groups]
-        room = [g for g in found if caps_outcome(g, 0, body_bytes) is None]
-        if not room:
-            return False
-        for group in found:
-            group.counting += 1
-            group.counting_bytes += body_bytes
-        return True
+        flows = [self.flows[FlowKey(*group)] for group in groups]
+        full = [caps_outcome(flow.group, 0, body_bytes) for flow in flows]
+        enforced = all(flow.mode is AdmissionMode.ENFORCE for flow in flows)
+        if enforced and flows and full[-1] is not None and all(full):
+            return full[-1], wait_s(flows[-1], flows[-1].queued_cost, now)
+        for flow in flows:
+            flow.group.count(1, body_bytes)
+        return None
 
     def end_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
         """Give the provisional charge back, in the same step as ``offer`` or an early end."""
-        for group in (self.groups[g] for g in groups):
-            group.counting -= 1
-            group.counting_bytes -= body_bytes
-            if group.counting < 0:
-                raise MisuseError(f"counting ended twice for {group.spec.group}")
+        for group in groups:
+            self.groups[group].count(-1, -body_bytes)
 
     # -- what an observer may ask ----------------------------------------------------------
 
     def flow_views(self, now: float) -> list[FlowView]:
         """Every flow's queue at this moment; ages come from the enqueue times."""
-        return [
-            FlowView(
-                f.key,
-                len(f.queue),
-                sum(t.prompt_tokens for t in f.queue.values()),
-                sum(t.body_bytes for t in f.queue.values()),
-                f.oldest_age_s(now),
-                f.group.spec.max_age_s,
-            )
-            for f in self.flows.values()
-        ]
+        running = Counter(lease.flow for lease in self._leases.values())
+        return [flow.view(running[flow], now) for flow in self.flows.values()]
 
     def engine_views(self) -> list[EngineView]:
         """Every engine's account at this moment."""
@@ -262,11 +254,6 @@ class Admission:
         """The usable engine with the least prefill outstanding, whatever its limits."""
         usable = [e for e in self.flows[key].engines if e.usable]
         return min(usable, key=lambda e: (e.prefill_used, e.slots_used)).name if usable else None
-
-    def predicted_wait_s(self, key: FlowKey, now: float) -> float:
-        """How long the queue of a flow needs to drain at the rate it is served."""
-        flow = self.flows[key]
-        return wait_s(flow, flow.queued_cost, now)
 
     def __repr__(self) -> str:
         waiting = [f for f in self.flows.values() if f.queue]
@@ -296,13 +283,16 @@ class Admission:
         return self._start(ticket, self.engines[name], now)
 
     def _wait_or_refuse(self, ticket: Ticket, ahead: float, now: float) -> Verdict:
+        if ticket.deadline_s <= now:
+            self._leave_queue(ticket)
+            return Refusal(ticket.id, Outcome.QUEUE_EXPIRED)
         target_s = ticket.flow.group.spec.target_wait_s
         if target_s is not None:
             predicted_s = wait_s(ticket.flow, ahead, now)
             if predicted_s > target_s:
                 self._leave_queue(ticket)
                 return Refusal(ticket.id, Outcome.PREDICTED_WAIT, predicted_s - target_s)
-        heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.id))
+        self._deadlines.add(ticket.deadline_s, ticket.id)
         return Queued(ticket.id, ticket.deadline_s)
 
     # -- dispatch --------------------------------------------------------------------------
@@ -321,7 +311,7 @@ class Admission:
         verdicts: list[Verdict] = []
         while (choice := ring.next(now)) is not None or ring.refused:
             while ring.refused:
-                ticket = ring.refused.pop()
+                ticket = ring.refused.pop(0)
                 del self._tickets[ticket.id]
                 ticket.flow.group.leave(ticket.principal)
                 verdicts.append(Refusal(ticket.id, Outcome.PREDICTED_WAIT))
@@ -336,7 +326,7 @@ class Admission:
         lease = engine.take(self._last_id, ticket, now)
         self._leases[lease.id] = lease
         if lease.prefill_until_s is not None:
-            heapq.heappush(self._estimates, (lease.prefill_until_s, lease.id))
+            self._estimates.add(lease.prefill_until_s, lease.id)
         return Dispatched(ticket.id, engine.name, lease.id)
 
     # -- leaving ---------------------------------------------------------------------------
@@ -345,26 +335,22 @@ class Admission:
         verdicts: list[Verdict] = []
         touched: dict[Ring, None] = {}
         freed: dict[str, None] = {}
-        while self._deadlines and self._deadlines[0][0] <= now:
-            ticket = self._tickets.get(heapq.heappop(self._deadlines)[1])
-            if ticket is None:
-                continue
+        while (ticket_id := self._deadlines.pop_due(now)) is not None:
+            ticket = self._tickets[ticket_id]
             without = not any(e.usable for e in ticket.flow.engines)
             outcome = Outcome.NO_ENGINE if without else Outcome.QUEUE_EXPIRED
             drain_s = wait_s(ticket.flow, ticket.flow.queued_cost, now)
             self._leave_queue(ticket)
             touched[self._rings[ticket.flow]] = None
             verdicts.append(Refusal(ticket.id, outcome, drain_s))
-        while self._estimates and self._estimates[0][0] <= now:
-            lease = self._leases.get(heapq.heappop(self._estimates)[1])
-            if lease is not None and lease.prefilling:
-                self.engines[lease.engine].prefill_done(lease)
-                freed[lease.engine] = None
+        while (lease_id := self._estimates.pop_due(now)) is not None:
+            lease = self._leases[lease_id]
+            self.engines[lease.engine].prefill_done(lease)
+            freed[lease.engine] = None
         for ring in touched:
             verdicts += self._run(ring, now)
         for engine in freed:
             verdicts += self._freed(engine, now)
-        self._compact()
         return verdicts
 
     def _leave_queue(self, ticket: Ticket) -> None:
@@ -374,15 +360,6 @@ class Admission:
         flow.remove(ticket)
         del self._tickets[ticket.id]
         flow.group.leave(ticket.principal)
-
-    def _compact(self) -> None:
-        """Keep the heaps no larger than twice what lives, whatever callers cancel."""
-        if len(self._deadlines) > 2 * len(self._tickets) + 64:
-            self._deadlines = [d for d in self._deadlines if d[1] in self._tickets]
-            heapq.heapify(self._deadlines)
-        if len(self._estimates) > 2 * len(self._leases) + 64:
-            self._estimates = [e for e in self._estimates if e[1] in self._leases]
-            heapq.heapify(self._estimates)
 
     def _lease(self, lease_id: int) -> Lease:
         lease = self._leases.get(lease_id)
@@ -406,10 +383,13 @@ class Admission:
             flow = Flow(key, self.groups[key.group], 1.0, self.beta)
             self.flows[key] = flow
         if route is None:
-            flow.engines = ()
+            flow.use(())
+            flow.routed = False
             return
+        flow.routed = key.arm is Arm.STABLE or route.candidate is not None
         share = route.candidate_weight if route.candidate else 0.0
         part = share if key.arm is Arm.CANDIDATE else 1.0 - share
         flow.weight = flow.group.spec.weight * max(part, 0.01)
+        flow.deficit = min(flow.deficit, flow.weight * self.quantum)
         flow.mode = route.mode
-        flow.engines = tuple(self.engines[e] for e in self._pools[route.pool(key.arm)])
+        flow.use(tuple(self.engines[e] for e in self._pools[route.pool(key.arm)]))

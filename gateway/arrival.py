@@ -45,7 +45,8 @@ def refusal_on_arrival(
     full = caps_outcome(group, ticket.prompt_tokens, ticket.body_bytes)
     if full is not None:
         return Refusal(ticket.id, full, wait_s(flow, flow.queued_cost, now))
-    return Refusal(ticket.id, Outcome.QUEUE_EXPIRED) if ticket.deadline_s <= now else None
+    too_old = now - ticket.arrived_s >= group.spec.max_age_s
+    return Refusal(ticket.id, Outcome.QUEUE_EXPIRED) if too_old else None
 
 
 def caps_outcome(group: Group, tokens: int, body_bytes: int) -> Outcome | None:
@@ -75,8 +76,15 @@ def wait_s(flow: Flow, cost_ahead: float, now: float) -> float:
 
 
 def _could_ever_fit(ticket: Ticket) -> bool:
-    size = (ticket.slots, ticket.prompt_tokens, ticket.kv_tokens)
-    return any(e.could_ever_fit(*size) for e in ticket.flow.engines)
+    """Whether some engine could take it if it had nothing else to do."""
+    for limits in ticket.flow.limits:
+        if (
+            ticket.slots <= limits.slots
+            and ticket.prompt_tokens <= limits.prefill_tokens
+            and ticket.kv_tokens <= limits.kv_tokens
+        ):
+            return True
+    return False
 
 
 def _over_principal_cap(ticket: Ticket, cap: int | None) -> bool:
@@ -84,8 +92,7 @@ def _over_principal_cap(ticket: Ticket, cap: int | None) -> bool:
     if cap is None:
         if flow.mode is AdmissionMode.OFF:
             return False
-        slots = sum(e.limits.slots for e in flow.engines)
-        cap = max(1, int(group.spec.principal_share * (group.spec.max_queued + slots)))
+        cap = max(1, int(group.spec.principal_share * (group.spec.max_queued + flow.slots)))
     return group.in_flight.get(ticket.principal, 0) >= cap
 
 

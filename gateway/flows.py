@@ -6,14 +6,17 @@ share: the queue caps, the maximum age, the callers' own caps. Cost is
 """
 
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.domain import AdmissionMode, FlowKey, FlowSpec
+from gateway.domain import AdmissionMode, EngineLimits, FlowKey, FlowSpec, MisuseError
+from gateway.verdicts import FlowView
 
 if TYPE_CHECKING:
-    from gateway.ledger import EngineLedger, Hold, Obstacle
+    from gateway.lease import Hold, Obstacle
+    from gateway.ledger import EngineLedger
 
 __all__ = ["Flow", "Group", "ServiceRate", "Ticket"]
 
@@ -26,7 +29,11 @@ COMPLETIONS_FOR_P95 = 59
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request in the admission core, keyed by the core's own counter."""
+    """One request in the admission core, keyed by the core's own counter.
+
+    ``kv_tokens`` is what it is charged of the KV cache: every prompt token and the output it is
+    expected to make.
+    """
 
     id: int
     flow: "Flow"
@@ -40,11 +47,10 @@ class Ticket:
     arrived_s: float
     deadline_s: float
     cost: float
+    kv_tokens: int = field(init=False)
 
-    @property
-    def kv_tokens(self) -> int:
-        """KV tokens it is charged: every prompt token and the output it is expected to make."""
-        return self.prompt_tokens + self.output_charge_tokens
+    def __post_init__(self) -> None:
+        self.kv_tokens = self.prompt_tokens + self.output_charge_tokens
 
 
 class ServiceRate:
@@ -105,21 +111,31 @@ class Group:
     counting_bytes: int = 0
     paused: bool = False
     in_flight: dict[str, int] = field(default_factory=dict)
-    _outputs: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_COMPLETIONS))
-    _estimate: int | None = None
+    _outputs: deque[int] = field(default_factory=deque)
+    _ranked: list[int] = field(default_factory=list)
 
     def output_charge(self, max_tokens: int | None, slots: int) -> int:
         """Output tokens charged: what was asked for, bounded by what this class produces."""
-        estimate = self.spec.output_estimate_tokens if self._estimate is None else self._estimate
+        ranked = self._ranked
+        estimate = self.spec.output_estimate_tokens
+        if len(ranked) >= COMPLETIONS_FOR_P95:
+            estimate = ranked[math.ceil(0.95 * len(ranked)) - 1]
         per_slot = estimate if max_tokens is None else min(max_tokens, estimate)
         return per_slot * slots
 
     def completed(self, output_tokens: int) -> None:
         """Learn from an answer: the estimate becomes the p95 of recent completions."""
+        if len(self._outputs) == RECENT_COMPLETIONS:
+            del self._ranked[bisect_left(self._ranked, self._outputs.popleft())]
         self._outputs.append(output_tokens)
-        if len(self._outputs) >= COMPLETIONS_FOR_P95:
-            ranked = sorted(self._outputs)
-            self._estimate = ranked[math.ceil(0.95 * len(ranked)) - 1]
+        insort(self._ranked, output_tokens)
+
+    def count(self, requests: int, body_bytes: int) -> None:
+        """Charge or give back bodies that are being counted and may turn out to be here."""
+        self.counting += requests
+        self.counting_bytes += body_bytes
+        if self.counting < 0 or self.counting_bytes < 0:
+            raise MisuseError(f"counting ended twice for {self.spec.group}")
 
     def enter(self, principal: str) -> None:
         """One more request of this caller is queued or running."""
@@ -141,15 +157,10 @@ class Flow:
         key: its name.
         group: the caps it shares with its other arm.
         weight: its share in the ring, in proportion to the others'.
-    """
 
-    __slots__ = (
-        "deficit", "engines", "fits", "group", "hold", "hold_engine", "key", "largest_kv_tokens",
-        "max_cost", "mode", "obstacles", "queue", "queued_cost", "rate",
-        "reserved_prefill_tokens", "reserved_slots", "share", "size_class", "stopped_by_cap",
-        "surveyed",
-        "weight",
-    )  # fmt: skip
+    ``routed`` is false for an arm that the route table no longer names: it drains on the pool of
+    the other arm, without reservations of its own. ``head`` is the oldest waiting ticket.
+    """
 
     def __init__(self, key: FlowKey, group: Group, weight: float, beta: float) -> None:
         spec = group.spec
@@ -163,22 +174,28 @@ class Flow:
         self.largest_kv_tokens = spec.largest_prompt_tokens + spec.output_estimate_tokens
         self.max_cost = spec.largest_prompt_tokens + beta * spec.output_estimate_tokens
         self.mode = AdmissionMode.ENFORCE
+        self.routed = True
         self.queue: OrderedDict[int, Ticket] = OrderedDict()
         self.queued_cost = 0.0
         self.deficit = 0.0
         self.rate = ServiceRate()
         self.engines: tuple[EngineLedger, ...] = ()
+        self.limits: tuple[EngineLimits, ...] = ()
+        self.slots = 0
+        self.head: Ticket | None = None
         self.hold: Hold | None = None
         self.hold_engine: EngineLedger | None = None
-        self.surveyed: Ticket | None = None
+        self.surveyed: Ticket | None = None  # the head that ``obstacles`` is about
         self.obstacles: dict[EngineLedger, Obstacle | None] = {}
         self.fits = False
         self.stopped_by_cap = False
+        self.may_hold = False
 
-    @property
-    def head(self) -> Ticket:
-        """The oldest waiting ticket; the queue must not be empty."""
-        return next(iter(self.queue.values()))
+    def use(self, engines: "tuple[EngineLedger, ...]") -> None:
+        """Let this flow be served by these engines from now on."""
+        self.engines = engines
+        self.limits = tuple({e.limits: None for e in engines})
+        self.slots = sum(e.limits.slots for e in engines)
 
     @property
     def stall_s(self) -> float:
@@ -189,6 +206,7 @@ class Flow:
         """Charge the caps and wait at the end."""
         group = self.group
         self.queue[ticket.id] = ticket
+        self.head = self.head or ticket
         self.queued_cost += ticket.cost
         group.queued += 1
         group.queued_tokens += ticket.prompt_tokens
@@ -199,6 +217,8 @@ class Flow:
         """Give the caps back; an emptied queue loses a positive deficit and keeps a debt."""
         group = self.group
         del self.queue[ticket.id]
+        if ticket is self.head:
+            self.head = next(iter(self.queue.values()), None)
         self.queued_cost -= ticket.cost
         group.queued -= 1
         group.queued_tokens -= ticket.prompt_tokens
@@ -207,6 +227,19 @@ class Flow:
             self.queued_cost = 0.0
             self.deficit = min(0.0, self.deficit)
             self.rate.empty()
+
+    def view(self, running: int, now: float) -> FlowView:
+        """This queue as a value; ``running`` of its requests hold a lease."""
+        waiting = self.queue.values()
+        return FlowView(
+            self.key,
+            len(waiting),
+            sum(t.prompt_tokens for t in waiting),
+            sum(t.body_bytes for t in waiting),
+            self.oldest_age_s(now),
+            self.group.spec.max_age_s,
+            running,
+        )
 
     def oldest_age_s(self, now: float) -> float:
         """How long the oldest waiting request has waited, from its headers; 0 if none waits."""

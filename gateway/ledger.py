@@ -11,13 +11,12 @@ Pure: no I/O, no clock.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum
 
-from gateway.domain import EngineLimits, FlowKey, MisuseError
+from gateway.domain import EngineLimits, MisuseError
 from gateway.flows import Flow, Ticket
+from gateway.lease import EngineView, Hold, Lease, Obstacle
 
-__all__ = ["EngineLedger", "EngineView", "Hold", "Lease", "Obstacle"]
+__all__ = ["EngineLedger", "Room"]
 
 UNARY_PREFILL_FACTOR = 1.25
 UNARY_PREFILL_GRACE_S = 0.020
@@ -25,65 +24,7 @@ RATE_MEMORY_TOKENS = 200_000.0
 RATE_MIN_SAMPLE_TOKENS = 256
 RAMP_S = 30.0
 
-
-class Obstacle(Enum):
-    """Why a head cannot go to an engine now: the first that applies, in this order."""
-
-    UNUSABLE = "unusable"
-    CLASS_CAP = "class_cap"
-    SHARED = "shared"
-    HELD = "held"
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """An engine kept for one head: other flows may use only their own unused reservations.
-
-    ``exceptional`` marks a head that fits only an engine without other load: then the
-    reservations of the others are suspended too.
-    """
-
-    flow: Flow
-    ticket_id: int
-    since_s: float
-    exceptional: bool
-
-
-@dataclass(slots=True)
-class Lease:
-    """What one request holds of one engine, from dispatch to release."""
-
-    id: int
-    ticket_id: int
-    flow: Flow
-    engine: str
-    slots: int
-    prompt_tokens: int
-    kv_tokens: int
-    output_charge_tokens: int
-    streamed: bool
-    dispatched_s: float
-    prefill_ahead_tokens: int
-    principal: str
-    prefill_until_s: float | None = None
-    prefilling: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class EngineView:
-    """One engine's account as a value, for the metrics and the operator."""
-
-    engine: str
-    usable: bool
-    slots: int
-    slot_limit: int
-    prefill_tokens: int
-    prefill_limit: int
-    kv_tokens: int
-    kv_limit: int
-    prefilling: tuple[tuple[str, int], ...]
-    held_for: FlowKey | None
-    prefill_tokens_per_s: float
+Room = tuple[int, int, int, bool, Hold | None]
 
 
 class EngineLedger:
@@ -94,13 +35,6 @@ class EngineLedger:
         limits: what may be outstanding.
         now: when it was added; it counts as down until told otherwise.
     """
-
-    __slots__ = (
-        "caps", "down_since_s", "draining", "hold", "kv_used", "last_exceptional_s", "limits",
-        "name", "paused", "prefill_by_flow", "prefill_used", "prefilling", "ramp_from_s", "rate",
-        "reserved", "slot_limit", "slots_by_flow", "slots_used", "unary", "unused_prefill",
-        "unused_slots", "up", "usable", "version",
-    )  # fmt: skip
 
     def __init__(self, name: str, limits: EngineLimits, now: float) -> None:
         self.name = name
@@ -127,6 +61,9 @@ class EngineLedger:
         self.down_since_s = now
         self.ramp_from_s: float | None = None
         self.version = 0
+        self.full: list[str] = []
+        self._promised = (0, 0, 0)
+        self._changed()
 
     # -- what fits -------------------------------------------------------------------------
 
@@ -134,14 +71,54 @@ class EngineLedger:
         """Why ``ticket`` cannot start here in its flow's turn; None if it can."""
         if not self.usable:
             return Obstacle.UNUSABLE
-        cap = self.caps.get(flow.size_class)
-        if cap is not None and self.prefilling.get(flow.size_class, 0) >= cap:
+        if flow.size_class in self.full:
             return Obstacle.CLASS_CAP
         hold = self.hold
-        own = hold is not None and hold.flow is flow
-        if not self._room(flow, ticket, alone=hold is not None and own and hold.exceptional):
+        if hold is not None and hold.flow is flow and hold.exceptional:
+            room = self._room_alone(ticket)
+        elif flow in self.reserved:
+            room = self._room(flow, ticket)
+        else:
+            room = (
+                ticket.slots <= self._slot_room
+                and ticket.prompt_tokens <= self._prefill_room
+                and ticket.kv_tokens <= self._kv_room
+            )
+        if not room:
             return Obstacle.SHARED
-        return None if hold is None or own else Obstacle.HELD
+        return None if hold is None or hold.flow is flow else Obstacle.HELD
+
+    def room(self) -> Room:
+        """What there is now, to be compared with what there is later."""
+        return (self._slot_room, self._prefill_room, self._kv_room, self.usable, self.hold)
+
+    def revise(self, flows: Iterable[Flow], seen: Room) -> list[Flow]:
+        """Bring the obstacle here of each flow's head up to date; returns those that changed.
+
+        ``seen`` is the room at the last look. Where there is no more of anything now, whoever
+        lacked something still does, but for flows with reservations of their own.
+        """
+        filled_only = (
+            self._slot_room <= seen[0]
+            and self._prefill_room <= seen[1]
+            and self._kv_room <= seen[2]
+            and self.usable is seen[3]
+            and (seen[4] is None or seen[4] is self.hold)
+            and not (self.hold is not None and self.hold.exceptional)
+        )
+        changed = []
+        for flow in flows:
+            before = flow.obstacles[self]
+            if filled_only and before is not None and before is not Obstacle.HELD:
+                stopped = flow.size_class in self.full
+                if stopped is (before is Obstacle.CLASS_CAP) and flow not in self.reserved:
+                    continue
+            head = flow.surveyed
+            found = before if head is None else self.obstacle(flow, head)
+            if found is not before:
+                flow.obstacles[self] = found
+                changed.append(flow)
+        return changed
 
     def fits_reservation(self, flow: Flow, ticket: Ticket) -> bool:
         """Whether ``ticket`` may pass the held head here, using only its flow's reservation."""
@@ -149,50 +126,62 @@ class EngineLedger:
         if hold is None or hold.exceptional or hold.flow is flow or not self.usable:
             return False
         slots, prefill = self.reserved.get(flow, (0, 0))
-        if self.slots_by_flow.get(flow, 0) + ticket.slots > slots:
-            return False
-        if self.prefill_by_flow.get(flow, 0) + ticket.prompt_tokens > prefill:
-            return False
-        cap = self.caps.get(flow.size_class)
-        capped = cap is not None and self.prefilling.get(flow.size_class, 0) >= cap
-        return not capped and self._room(flow, ticket, alone=False)
-
-    def _room(self, flow: Flow, ticket: Ticket, *, alone: bool) -> bool:
-        limits = self.limits
-        slots = self.slots_used + ticket.slots
-        prefill = self.prefill_used + ticket.prompt_tokens
-        if not alone:
-            slots += self.unused_slots
-            prefill += self.unused_prefill
-            own = self.reserved.get(flow)
-            if own is not None:
-                slots -= max(0, own[0] - self.slots_by_flow.get(flow, 0))
-                prefill -= max(0, own[1] - self.prefill_by_flow.get(flow, 0))
         return (
-            slots <= self.slot_limit
-            and prefill <= limits.prefill_tokens
-            and self.kv_used + ticket.kv_tokens <= limits.kv_tokens
+            self.slots_by_flow.get(flow, 0) + ticket.slots <= slots
+            and self.prefill_by_flow.get(flow, 0) + ticket.prompt_tokens <= prefill
+            and flow.size_class not in self.full
+            and self._room(flow, ticket)
         )
 
-    def could_ever_fit(self, slots: int, prompt_tokens: int, kv_tokens: int) -> bool:
-        """Whether an engine of these limits without any load could take such a request."""
-        limits = self.limits
+    def _room(self, flow: Flow, ticket: Ticket) -> bool:
+        slots, prefill = self._slot_room, self._prefill_room
+        own = self.reserved.get(flow)
+        if own is not None:
+            slots += max(0, own[0] - self.slots_by_flow.get(flow, 0))
+            prefill += max(0, own[1] - self.prefill_by_flow.get(flow, 0))
         return (
-            slots <= limits.slots
-            and prompt_tokens <= limits.prefill_tokens
-            and kv_tokens <= limits.kv_tokens
+            ticket.slots <= slots
+            and ticket.prompt_tokens <= prefill
+            and ticket.kv_tokens <= self._kv_room
         )
+
+    def _room_alone(self, ticket: Ticket) -> bool:
+        return (
+            ticket.slots <= self._slot_room + self.unused_slots
+            and ticket.prompt_tokens <= self._prefill_room + self.unused_prefill
+            and ticket.kv_tokens <= self._kv_room
+        )
+
+    def _changed(self) -> None:
+        """Keep what every look needs: what is left beside the others' unused reservations."""
+        limits = self.limits
+        self._slot_room = self.slot_limit - self.slots_used - self.unused_slots
+        self._prefill_room = limits.prefill_tokens - self.prefill_used - self.unused_prefill
+        self._kv_room = limits.kv_tokens - self.kv_used
+        found = self.prefilling.get
+        self.full = [size for size, cap in self.caps.items() if found(size, 0) >= cap]
+        self.version += 1
 
     def is_exceptional(self, flow: Flow, ticket: Ticket) -> bool:
         """Whether it fits only without other load: not beside the others' full reservations."""
-        others = [(g, r) for g, r in self.reserved.items() if g is not flow]
+        slots, prefill, kv = self._promised
+        own = self.reserved.get(flow)
+        if own is not None:
+            slots, prefill = slots - own[0], prefill - own[1]
+            kv -= own[0] * flow.largest_kv_tokens
         limits = self.limits
         return (
-            ticket.slots + sum(r[0] for _, r in others) > limits.slots
-            or ticket.prompt_tokens + sum(r[1] for _, r in others) > limits.prefill_tokens
-            or ticket.kv_tokens + sum(r[0] * g.largest_kv_tokens for g, r in others)
-            > limits.kv_tokens
+            ticket.slots + slots > limits.slots
+            or ticket.prompt_tokens + prefill > limits.prefill_tokens
+            or ticket.kv_tokens + kv > limits.kv_tokens
         )
+
+    def hold_for(self, hold: Hold | None) -> None:
+        """Keep this engine for a head, or for everybody again."""
+        self.hold = hold
+        if hold is not None and hold.exceptional:
+            self.last_exceptional_s = hold.since_s
+        self._changed()
 
     # -- leases ----------------------------------------------------------------------------
 
@@ -213,7 +202,7 @@ class EngineLedger:
         self._charge_prefill(flow, ticket.prompt_tokens)
         self.prefilling[flow.size_class] = self.prefilling.get(flow.size_class, 0) + 1
         self.kv_used += ticket.kv_tokens
-        self.version += 1
+        self._changed()
         return lease
 
     def prefill_done(self, lease: Lease, now: float | None = None) -> None:
@@ -229,26 +218,26 @@ class EngineLedger:
         self.unary.pop(lease.id, None)
         self._charge_prefill(lease.flow, -lease.prompt_tokens)
         self.prefilling[lease.flow.size_class] -= 1
-        self.version += 1
+        self._changed()
         if now is not None and lease.streamed:
             self._learn_rate(lease, now)
             self._end_older_unary(lease)
 
     def grow(self, lease: Lease, output_tokens: int) -> None:
-        """True the KV charge up when an answer grows past what was estimated."""
-        excess = output_tokens * lease.slots - lease.output_charge_tokens
+        """True the KV charge up when an answer, all its sequences, grows past the estimate."""
+        excess = output_tokens - lease.output_charge_tokens
         if excess > 0:
             lease.output_charge_tokens += excess
             lease.kv_tokens += excess
             self.kv_used += excess
-            self.version += 1
+            self._changed()
 
     def release(self, lease: Lease) -> None:
         """Give everything back. The owner of the leases sees to it that this happens once."""
         self.prefill_done(lease)
         self._charge_slots(lease.flow, -lease.slots)
         self.kv_used -= lease.kv_tokens
-        self.version += 1
+        self._changed()
         if min(self.slots_used, self.prefill_used, self.kv_used) < 0:
             raise MisuseError(f"ledger of {self.name} went negative: {self!r}")
 
@@ -292,27 +281,33 @@ class EngineLedger:
 
     # -- limits, reservations, health ------------------------------------------------------
 
-    def reserve(self, flows: Iterable[Flow]) -> None:
+    def reserve(self, flows: Iterable[Flow], now: float) -> None:
         """Set whose reservations count here: the flows that the route table sends here."""
         self.reserved = {
             f: (f.reserved_slots, f.reserved_prefill_tokens)
             for f in flows
             if f.reserved_slots or f.reserved_prefill_tokens
         }
+        self._promised = (
+            sum(r[0] for r in self.reserved.values()),
+            sum(r[1] for r in self.reserved.values()),
+            sum(r[0] * f.largest_kv_tokens for f, r in self.reserved.items()),
+        )
         self.unused_slots = sum(
             max(0, r[0] - self.slots_by_flow.get(f, 0)) for f, r in self.reserved.items()
         )
         self.unused_prefill = sum(
             max(0, r[1] - self.prefill_by_flow.get(f, 0)) for f, r in self.reserved.items()
         )
-        self.version += 1
+        self.ramp(now)
+        self._changed()
 
     def set_limits(self, limits: EngineLimits, now: float) -> None:
         """Put other limits in force; what runs is never cancelled."""
         self.limits = limits
         self.caps = dict(limits.max_prefilling)
         self.ramp(now)
-        self.version += 1
+        self._changed()
 
     def set_state(
         self, now: float, *, up: bool | None = None, draining: bool | None = None,
@@ -327,11 +322,11 @@ class EngineLedger:
         self.paused = self.paused if paused is None else paused
         self.usable = self.up and not self.draining and not self.paused
         self.ramp(now)
-        self.version += 1
+        self._changed()
 
     def slot_floor(self) -> int:
         """The least N that keeps every reservation usable: ΣR + max(2, N/4)."""
-        floor = sum(r[0] for r in self.reserved.values()) + max(2, self.limits.slots // 4)
+        floor = self._promised[0] + max(2, self.limits.slots // 4)
         return min(self.limits.slots, floor)
 
     def ramp(self, now: float) -> None:
@@ -344,7 +339,7 @@ class EngineLedger:
             limit = floor + int((limit - floor) * (now - self.ramp_from_s) / RAMP_S)
         if limit != self.slot_limit:
             self.slot_limit = limit
-            self.version += 1
+            self._changed()
 
     def view(self) -> EngineView:
         """This account as a value."""

@@ -20,10 +20,11 @@ The order of trials at every event: held heads, heads freed from their class cap
 reservations beside holds. Pure: no I/O, no clock.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.flows import Flow, Ticket
-from gateway.ledger import EngineLedger, Hold, Obstacle
+from gateway.lease import Hold, Obstacle
+from gateway.ledger import EngineLedger
 
 __all__ = ["Choice", "Ring", "rings_of"]
 
@@ -40,21 +41,17 @@ class Ring:
         quantum: cost units a flow of weight 1 gets on its turn.
     """
 
-    __slots__ = (
-        "_capped", "_seen", "_turn", "_turn_open", "engines", "flows", "holding", "quantum",
-        "refused",
-    )  # fmt: skip
-
     def __init__(self, flows: Sequence[Flow], quantum: float) -> None:
         self.flows = tuple(flows)
         self.engines = tuple(dict.fromkeys(e for f in flows for e in f.engines))
+        self.shape = _shape(flows)
         self.quantum = quantum
         self.holding: list[Flow] = []
         self.refused: list[Ticket] = []
         self._turn = 0
         self._turn_open = False
         self._capped: dict[Flow, None] = {}
-        self._seen: dict[EngineLedger, int] = {}
+        self._seen = {e: (-1, e.room()) for e in self.engines}
         weights = sum(f.weight for f in flows)
         for flow in flows:
             flow.surveyed = None
@@ -66,6 +63,11 @@ class Ring:
         The caller takes the lease before it asks again. Heads that may not hold a second
         time are left in ``refused``; while there are any, it asks again too.
         """
+        if self.holding:
+            self._survey_held()
+            held = self._held_head(now)
+            if held is not None:
+                return held
         self._survey()
         return (
             self._held_head(now)
@@ -78,49 +80,47 @@ class Ring:
 
     def _held_head(self, now: float) -> Choice | None:
         for flow in tuple(self.holding):
-            if flow.fits:
-                return self._go(flow, now)
-            if flow.hold_engine and flow.obstacles[flow.hold_engine] is Obstacle.CLASS_CAP:
+            if flow.fits and flow.head is not None:
+                return self._go(flow, flow.head, now)
+            if flow.hold_engine and flow.obstacles.get(flow.hold_engine) is Obstacle.CLASS_CAP:
                 self.end_hold(flow)
                 self._survey()
         return None
 
     def _freed_head(self, now: float) -> Choice | None:
         for flow in tuple(self._capped):
-            if flow.queue and flow.deficit > 0 and flow.fits:
-                return self._go(flow, now)
-            if not flow.queue or flow.deficit <= 0 or not flow.stopped_by_cap:
+            if flow.head is not None and flow.deficit > 0 and flow.fits:
+                return self._go(flow, flow.head, now)
+            if flow.head is None or flow.deficit <= 0 or not flow.stopped_by_cap:
                 del self._capped[flow]
         return None
 
     def _turn_head(self, now: float) -> Choice | None:
-        waiting = [f for f in self.flows if f.queue]
-        fitting = [f for f in waiting if f.fits]
+        fitting = [f for f in self.flows if f.head is not None and f.fits]
         if not fitting:
-            self._hold_for_turn(waiting, now)
-            return self._held_head(now)
+            return self._held_head(now) if self._hold_for_turn(now) else None
         while fitting:
             choice, placed = self._round(now)
             if choice is not None:
                 return choice
             if not placed:
-                self._skip_rounds(fitting)
+                self._skip_rounds(f for f in self.flows if f.fits or f.may_hold)
                 continue
             held = self._held_head(now)
             if held is not None:
                 return held
-            fitting = [f for f in fitting if f.queue and f.fits]
+            fitting = [f for f in fitting if f.head is not None and f.fits]
         return None
 
     def _reserved_head(self, now: float) -> Choice | None:
-        order = self.flows[self._turn :] + self.flows[: self._turn]
         for held in self.holding:
             engine = held.hold_engine
             if engine is None or not engine.unused_slots:
                 continue
-            for flow in order:
-                if flow.queue and engine.fits_reservation(flow, flow.head):
-                    return self._go(flow, now, beside_hold=engine)
+            for flow in engine.reserved:
+                head = flow.head
+                if head is not None and engine.fits_reservation(flow, head):
+                    return self._go(flow, head, now, beside_hold=engine)
         return None
 
     # -- turns -----------------------------------------------------------------------------
@@ -129,12 +129,13 @@ class Ring:
         """Let every flow have its turn once, until one dispatches or a hold is placed."""
         for _ in self.flows:
             flow = self.flows[self._turn]
-            if flow.queue and self._may_go(flow):
+            head = flow.head
+            if head is not None and self._may_go(flow):
                 if flow.fits:
-                    return self._go(flow, now), False
+                    return self._go(flow, head, now), False
                 if flow.stopped_by_cap:
                     self._capped[flow] = None
-                elif self._place_hold(flow, now):
+                elif self._place_hold(flow, head, now):
                     return None, True
             self._turn = (self._turn + 1) % len(self.flows)
             self._turn_open = False
@@ -148,13 +149,17 @@ class Ring:
                 flow.deficit += flow.weight * self.quantum
         return flow.deficit > 0
 
-    def _skip_rounds(self, claimants: Sequence[Flow]) -> None:
-        """Give at once the quanta of the rounds in which no claimant gets out of debt."""
-        rounds = min(self._rounds_in_debt(f) for f in claimants)
+    def _skip_rounds(self, claimants: Iterable[Flow]) -> None:
+        """Give at once the quanta of the rounds in which no claimant gets out of debt.
+
+        A claimant in credit has had its turn in vain: it does not keep the others waiting.
+        """
+        owing = [f for f in claimants if f.head is not None and f.deficit <= 0]
+        rounds = min((self._rounds_in_debt(f) for f in owing), default=0)
         if not rounds:
             return
         for flow in self.flows:
-            if flow.queue and flow.deficit <= 0 and not flow.stopped_by_cap:
+            if flow.head is not None and flow.deficit <= 0 and not flow.stopped_by_cap:
                 gained = min(rounds, self._rounds_in_debt(flow) + 1)
                 flow.deficit += gained * flow.weight * self.quantum
 
@@ -162,8 +167,9 @@ class Ring:
         """Quanta after which the deficit is still not positive."""
         return int(-flow.deficit // (flow.weight * self.quantum)) if flow.deficit <= 0 else 0
 
-    def _go(self, flow: Flow, now: float, beside_hold: EngineLedger | None = None) -> Choice:
-        ticket = flow.head
+    def _go(
+        self, flow: Flow, ticket: Ticket, now: float, beside_hold: EngineLedger | None = None
+    ) -> Choice:
         engine = beside_hold or self._choose(flow, ticket)
         flow.deficit -= ticket.cost
         if beside_hold is not None:
@@ -180,34 +186,29 @@ class Ring:
 
     # -- holds -----------------------------------------------------------------------------
 
-    def _hold_for_turn(self, waiting: Sequence[Flow], now: float) -> None:
+    def _hold_for_turn(self, now: float) -> bool:
         """Nobody fits: the first in turn order that may hold does so, if nobody holds yet."""
+        waiting = [f for f in self.flows if f.head is not None]
         for flow in waiting:
             if flow.stopped_by_cap and flow.deficit > 0:
                 self._capped[flow] = None
         if self.holding:
-            return
-        able = [f for f in waiting if self._holdable(f)]
-        if able:
+            return False
+        able = [f for f in waiting if f.may_hold]
+        if not able:
+            return False
+        while not self._round(now)[1]:
             self._skip_rounds(able)
-            placed = False
-            while not placed:
-                _, placed = self._round(now)
+        return True
 
-    def _holdable(self, flow: Flow) -> list[EngineLedger]:
-        """Engines on which a hold could help: what others consume is all that is missing."""
-        if flow.hold is not None:
-            return []
-        if Obstacle.HELD in flow.obstacles.values():
-            return []
-        return [e for e, o in flow.obstacles.items() if o is Obstacle.SHARED and e.hold is None]
-
-    def _place_hold(self, flow: Flow, now: float) -> bool:
+    def _place_hold(self, flow: Flow, ticket: Ticket, now: float) -> bool:
         """Hold an engine for this flow's head, or refuse a head that may not; False if neither."""
-        engines = self._holdable(flow)
+        if flow.hold is not None or not flow.may_hold:
+            return False
+        lacking = (e for e, o in flow.obstacles.items() if o is Obstacle.SHARED)
+        engines = [e for e in lacking if e.hold is None]
         if not engines:
             return False
-        ticket = flow.head
         regular = [e for e in engines if not e.is_exceptional(flow, ticket)]
         exceptional = not regular
         if exceptional:
@@ -215,11 +216,9 @@ class Ring:
             regular = [e for e in engines if now - e.last_exceptional_s >= age_s]
         if regular:
             engine = min(regular, key=lambda e: (e.prefill_used, e.slots_used))
-            if exceptional:
-                engine.last_exceptional_s = now
-            flow.hold = engine.hold = Hold(flow, ticket.id, now, exceptional)
+            flow.hold = Hold(flow, ticket.id, now, exceptional)
             flow.hold_engine = engine
-            engine.version += 1
+            engine.hold_for(flow.hold)
             self.holding.append(flow)
         else:
             flow.remove(ticket)
@@ -232,28 +231,46 @@ class Ring:
         engine = flow.hold_engine
         if engine is None:
             return
-        engine.hold = flow.hold = flow.hold_engine = None
-        engine.version += 1
+        flow.hold = flow.hold_engine = None
+        engine.hold_for(None)
         self.holding.remove(flow)
 
     # -- what fits -------------------------------------------------------------------------
 
     def _survey(self) -> None:
         """Bring every waiting head's obstacles up to date: new heads, and engines that changed."""
-        seen = self._seen
-        dirty = [e for e in self.engines if seen.get(e) != e.version]
-        for engine in dirty:
-            seen[engine] = engine.version
-        for flow in self.flows:
-            if not flow.queue:
-                continue
+        known = self._survey_heads(self.flows)
+        for engine in self.engines:
+            version, room = self._seen[engine]
+            if version != engine.version:
+                here = [f for f in known if engine in f.obstacles]
+                for flow in engine.revise(here, room):
+                    _conclude(flow)
+                self._seen[engine] = (engine.version, engine.room())
+
+    def _survey_held(self) -> None:
+        """As ``_survey`` for the held heads alone: mostly it is one of them that can go."""
+        for flow in self._survey_heads(self.holding):
             head = flow.head
-            if flow.surveyed is not head:
+            for engine in flow.engines:
+                if head is not None and self._seen[engine][0] != engine.version:
+                    flow.obstacles[engine] = engine.obstacle(flow, head)
+            _conclude(flow)
+
+    def _survey_heads(self, flows: Iterable[Flow]) -> list[Flow]:
+        """Look at new heads on all their engines; returns the waiting flows with a known one."""
+        known = []
+        for flow in flows:
+            head = flow.head
+            if head is None:
+                continue
+            if flow.surveyed is head:
+                known.append(flow)
+            else:
                 flow.surveyed = head
                 flow.obstacles = {e: e.obstacle(flow, head) for e in flow.engines}
                 _conclude(flow)
-            elif dirty:
-                _revise(flow, head, dirty)
+        return known
 
     def _choose(self, flow: Flow, ticket: Ticket) -> EngineLedger:
         """Among the engines that fit: the least prefill outstanding, then prefix affinity."""
@@ -266,25 +283,26 @@ class Ring:
         return max(near, key=lambda e: _rendezvous(ticket.affinity, e.name))
 
 
-def _revise(flow: Flow, head: Ticket, dirty: Iterable[EngineLedger]) -> None:
-    changed = False
-    for engine in dirty:
-        if engine in flow.obstacles:
-            obstacle = engine.obstacle(flow, head)
-            if obstacle is not flow.obstacles[engine]:
-                flow.obstacles[engine] = obstacle
-                changed = True
-    if changed:
-        _conclude(flow)
-
-
 def _conclude(flow: Flow) -> None:
-    """Whether the head can go; if not, whether its own class cap is what stops it."""
-    found = set(flow.obstacles.values())
-    flow.fits = None in found
-    flow.stopped_by_cap = (
-        Obstacle.CLASS_CAP in found and not flow.fits and Obstacle.SHARED not in found
-    )
+    """Whether the head can go; if not, what stops it.
+
+    It may hold an engine if what others consume is all that is missing where its own class cap
+    and health do not stop it anyway.
+    """
+    flow.fits = flow.stopped_by_cap = flow.may_hold = False
+    capped = shared = held = False
+    for obstacle in flow.obstacles.values():
+        if obstacle is None:
+            flow.fits = True
+            return
+        if obstacle is Obstacle.SHARED:
+            shared = True
+        elif obstacle is Obstacle.CLASS_CAP:
+            capped = True
+        elif obstacle is Obstacle.HELD:
+            held = True
+    flow.stopped_by_cap = capped and not shared
+    flow.may_hold = shared and not held
 
 
 def _rendezvous(affinity: int, engine: str) -> int:
@@ -296,8 +314,12 @@ def _rendezvous(affinity: int, engine: str) -> int:
     return (mixed * 0xBF58476D1CE4E5B9) & _MASK
 
 
-def rings_of(flows: Iterable[Flow], quantum: float) -> list[Ring]:
-    """Part the flows: those whose engines meet, directly or through others, share a ring."""
+def rings_of(flows: Iterable[Flow], quantum: float, before: Mapping[Flow, Ring]) -> list[Ring]:
+    """Part the flows: those whose engines meet, directly or through others, share a ring.
+
+    A ring of ``before`` whose flows, engines and weights are the same is kept as it is, with its
+    turn and its holds; the holds of all others end.
+    """
     parts: list[tuple[set[EngineLedger], list[Flow]]] = []
     for flow in flows:
         engines, members, apart = set(flow.engines), [flow], []
@@ -308,4 +330,17 @@ def rings_of(flows: Iterable[Flow], quantum: float) -> list[Ring]:
             else:
                 apart.append(part)
         parts = [*apart, (engines, members)]
-    return [Ring(members, quantum) for _, members in parts]
+    rings = []
+    for _, members in parts:
+        known = before.get(members[0])
+        if known is None or known.shape != _shape(members):
+            for flow in members:
+                if flow.hold is not None:
+                    before[flow].end_hold(flow)
+            known = Ring(members, quantum)
+        rings.append(known)
+    return rings
+
+
+def _shape(flows: Iterable[Flow]) -> list[tuple[Flow, tuple[EngineLedger, ...], float]]:
+    return [(f, f.engines, f.weight) for f in flows]

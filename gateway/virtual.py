@@ -8,12 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from gateway.admission import Admission
-from gateway.verdicts import Dispatched, Offer, Refusal, Verdict
+from gateway.domain import FlowSpec
+from gateway.verdicts import Dispatched, Offer, Refusal, Topology, Verdict
 
-__all__ = ["VirtualGate"]
+__all__ = ["VirtualGate", "core_of"]
 
 Arrival = TypeVar("Arrival")
 Action = TypeVar("Action")
+
+
+def core_of(specs: Sequence[FlowSpec], topology: Topology) -> Admission:
+    """A core at time 0 whose engines are all up."""
+    core = Admission(specs, topology, 0.0)
+    for name in topology.engines:
+        core.set_engine(name, 0.0, up=True)
+    return core
 
 
 class VirtualGate(Generic[Arrival, Action]):

@@ -1,0 +1,354 @@
+"""Proof that the properties of the admission core can fail: each catches planted faults."""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gateway import admission, arrival, ring
+from gateway.admission import Admission
+from gateway.agenda import Agenda
+from gateway.domain import EngineLimits, FlowKey, MisuseError
+from gateway.flows import Flow, Group, Ticket
+from gateway.lease import Lease
+from gateway.ledger import EngineLedger
+from gateway.ring import Ring
+from tests.gateway.admission_isolation import first_difference
+from tests.gateway.admission_machine import Machine
+from tests.gateway.admission_model import Breach
+from tests.gateway.admission_rules import ALL, run, seeded_world
+from tests.gateway.test_admission_properties import of_model_a, of_stable_arm, two_arms, two_models
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A wrong core, the property that must see it, and how many engines it needs."""
+
+    name: str
+    props: str
+    plant: Plant
+    engines: int = 1
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(props: str, engines: int = 1) -> Callable[[Plant], Plant]:
+    def register(plant: Plant) -> Plant:
+        FAULTS.append(Fault(plant.__name__, props, plant, engines))
+        return plant
+
+    return register
+
+
+@fault("P1")
+def caps_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(arrival, "caps_outcome", lambda *_: None)
+
+
+@fault("P1")
+def what_is_being_counted_is_not_charged(patch: pytest.MonkeyPatch) -> None:
+    real = arrival.caps_outcome
+
+    def uncharged(group: Group, tokens: int, body: int) -> object:
+        return real(replace(group, counting=0, counting_bytes=0), tokens, body)
+
+    patch.setattr(arrival, "caps_outcome", uncharged)
+    patch.setattr(admission, "caps_outcome", uncharged)
+
+
+@fault("P1")
+def bytes_are_given_back_twice(patch: pytest.MonkeyPatch) -> None:
+    real = Flow.remove
+
+    def remove(flow: Flow, ticket: Ticket) -> None:
+        real(flow, ticket)
+        flow.group.queued_bytes -= ticket.body_bytes
+
+    patch.setattr(Flow, "remove", remove)
+
+
+def hear_of_deadlines(patch: pytest.MonkeyPatch, due: Callable[..., int | None]) -> None:
+    """Let the core learn of passed deadlines, and of nothing else, only by ``due``."""
+    real = Admission.__init__
+
+    def init(core: Admission, *args: object) -> None:
+        real(core, *args)  # type: ignore[arg-type]
+        deadlines = core._deadlines
+        honest = Agenda(deadlines._lives)
+        core._deadlines = honest
+        pop_due = honest.pop_due
+        patch.setattr(honest, "pop_due", lambda now: due(pop_due, now))
+
+    patch.setattr(Admission, "__init__", init)
+
+
+@fault("P2")
+def nothing_expires(patch: pytest.MonkeyPatch) -> None:
+    hear_of_deadlines(patch, lambda _pop_due, _now: None)
+
+
+@fault("P2")
+def expiry_is_late_by_a_second(patch: pytest.MonkeyPatch) -> None:
+    hear_of_deadlines(patch, lambda pop_due, now: pop_due(now - 1.0))
+
+
+@fault("P2")
+def the_deadline_is_late_by_the_maximum_age(patch: pytest.MonkeyPatch) -> None:
+    real = Admission._ticket
+
+    def ticket(core: Admission, *args: object) -> Ticket:
+        made = real(core, *args)  # type: ignore[arg-type]
+        made.deadline_s += made.flow.group.spec.max_age_s
+        return made
+
+    patch.setattr(Admission, "_ticket", ticket)
+
+
+@fault("P2")
+def the_timer_is_never_asked_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Admission, "next_wakeup", lambda _core, _now: None)
+
+
+@fault("P3")
+def deficits_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ring, "_may_go", lambda _ring, _flow: True)
+
+
+@fault("P3")
+def the_turn_starts_anew_at_every_event(patch: pytest.MonkeyPatch) -> None:
+    real = Ring.next
+
+    def anew(turns: Ring, now: float) -> object:
+        turns._turn, turns._turn_open = 0, False
+        return real(turns, now)
+
+    patch.setattr(Ring, "next", anew)
+
+
+@fault("P3")
+def weights_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    real = Admission._place_flow
+
+    def place(core: Admission, key: FlowKey) -> None:
+        real(core, key)
+        if key in core.flows:
+            core.flows[key].weight = 1.0
+
+    patch.setattr(Admission, "_place_flow", place)
+
+
+@fault("P4", engines=2)
+def nobody_holds(patch: pytest.MonkeyPatch) -> None:
+    real = ring._conclude
+
+    def conclude(flow: Flow) -> None:
+        real(flow)
+        flow.may_hold = False
+
+    patch.setattr(ring, "_conclude", conclude)
+
+
+@fault("P4")
+def whatever_has_a_reservation_passes_a_hold(patch: pytest.MonkeyPatch) -> None:
+    def passes(ledger: EngineLedger, flow: Flow, ticket: Ticket) -> bool:
+        hold = ledger.hold
+        if hold is None or hold.flow is flow or flow not in ledger.reserved:
+            return False
+        ledger.hold = None
+        found = ledger.obstacle(flow, ticket)
+        ledger.hold = hold
+        return found is None
+
+    patch.setattr(EngineLedger, "fits_reservation", passes)
+
+
+@fault("P4")
+def a_hold_outlives_its_head(patch: pytest.MonkeyPatch) -> None:
+    real = Admission._leave_queue
+
+    def leave(core: Admission, ticket: Ticket) -> None:
+        flow = ticket.flow
+        hold, flow.hold = flow.hold, None
+        real(core, ticket)
+        flow.hold = hold
+
+    patch.setattr(Admission, "_leave_queue", leave)
+
+
+@fault("P4")
+def reservations_are_suspended_as_often_as_asked(patch: pytest.MonkeyPatch) -> None:
+    real = Ring._place_hold
+
+    def place(turns: Ring, *args: object) -> bool:
+        for engine in turns.engines:
+            engine.last_exceptional_s = float("-inf")
+        return real(turns, *args)  # type: ignore[arg-type]
+
+    patch.setattr(Ring, "_place_hold", place)
+
+
+@fault("P5")
+def who_expires_first_goes_first(patch: pytest.MonkeyPatch) -> None:
+    def soonest(real: Callable[..., None]) -> Callable[..., None]:
+        def change(flow: Flow, *args: object) -> None:
+            real(flow, *args)
+            flow.head = min(flow.queue.values(), key=lambda t: t.deadline_s, default=None)
+
+        return change
+
+    patch.setattr(Flow, "append", soonest(Flow.append))
+    patch.setattr(Flow, "remove", soonest(Flow.remove))
+
+
+@fault("P3 P5")
+def lateness_is_credit(patch: pytest.MonkeyPatch) -> None:
+    real = Ring._may_go
+
+    def may_go(turns: Ring, flow: Flow) -> bool:
+        oldest = min(f.head.arrived_s for f in turns.flows if f.head)
+        return real(turns, flow) or (flow.head is not None and flow.head.arrived_s <= oldest)
+
+    patch.setattr(Ring, "_may_go", may_go)
+
+
+@fault("P6")
+def a_release_keeps_the_prefill(patch: pytest.MonkeyPatch) -> None:
+    real = EngineLedger.release
+
+    def release(ledger: EngineLedger, lease: Lease) -> None:
+        lease.prefilling = False
+        real(ledger, lease)
+
+    patch.setattr(EngineLedger, "release", release)
+
+
+@fault("P6")
+def a_second_release_passes_unseen(patch: pytest.MonkeyPatch) -> None:
+    real = Admission.release
+
+    def release(core: Admission, lease_id: int, now: float, output: int | None = None) -> object:
+        try:
+            return real(core, lease_id, now, output)
+        except MisuseError:
+            return []
+
+    patch.setattr(Admission, "release", release)
+
+
+@fault("P6")
+def reservations_of_others_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    real = EngineLedger.reserve
+    patch.setattr(EngineLedger, "reserve", lambda ledger, _flows, now: real(ledger, (), now))
+
+
+@fault("P4 P6")
+def the_class_cap_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    real, real_set = EngineLedger.__init__, EngineLedger.set_limits
+
+    def init(ledger: EngineLedger, name: str, limits: EngineLimits, now: float) -> None:
+        real(ledger, name, replace(limits, max_prefilling=()), now)
+
+    def set_limits(ledger: EngineLedger, limits: EngineLimits, now: float) -> None:
+        real_set(ledger, replace(limits, max_prefilling=()), now)
+
+    patch.setattr(EngineLedger, "__init__", init)
+    patch.setattr(EngineLedger, "set_limits", set_limits)
+
+
+@fault("P2 P6")
+def the_prefill_of_an_unstreamed_answer_never_ends(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Admission, "_still_prefilling", lambda _core, _lease_id: False)
+
+
+@fault("P7")
+def what_comes_free_serves_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Admission, "_freed", lambda _core, _engine, _now: [])
+
+
+@fault("P7")
+def health_and_limits_wake_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Admission, "_dispatch_all", lambda _core, _now: [])
+
+
+@fault("P7", engines=2)
+def a_held_head_waits_for_its_own_engine(patch: pytest.MonkeyPatch) -> None:
+    real = Ring._held_head
+
+    def held_head(turns: Ring, now: float) -> object:
+        for flow in turns.holding:
+            if flow.hold_engine is not None and flow.obstacles[flow.hold_engine] is not None:
+                flow.fits = False
+        return real(turns, now)
+
+    patch.setattr(Ring, "_held_head", held_head)
+
+
+@fault("P8", engines=2)
+def the_engine_is_chosen_by_a_counter_of_the_process(patch: pytest.MonkeyPatch) -> None:
+    counter = itertools.count()
+
+    def choose(_turns: Ring, flow: Flow, _ticket: Ticket) -> EngineLedger:
+        fits = [e for e, o in flow.obstacles.items() if o is None]
+        return fits[next(counter) % len(fits)]
+
+    patch.setattr(Ring, "_choose", choose)
+
+
+@fault("P8")
+def turns_follow_an_order_that_differs_between_processes(patch: pytest.MonkeyPatch) -> None:
+    chance, real = random.Random(5), ring.rings_of
+
+    def rings(flows: Iterable[Flow], quantum: float, before: Mapping[Flow, Ring]) -> list[Ring]:
+        shuffled = list(flows)
+        chance.shuffle(shuffled)
+        return real(shuffled, quantum, before)
+
+    patch.setattr(admission, "rings_of", rings)
+
+
+def a_dozen_runs(engines: int) -> None:
+    for seed in range(12):
+        run(seeded_world(seed, engines), seed, 2_000, ALL)
+
+
+@pytest.mark.parametrize("wrong", FAULTS, ids=lambda f: f.name)
+def test_a_planted_fault_is_caught(wrong: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong.plant(monkeypatch)
+    with pytest.raises(Breach) as breach:
+        a_dozen_runs(wrong.engines)
+    assert breach.value.prop in wrong.props.split(), breach.value
+
+
+def one_class_cap_for_all_engines(patch: pytest.MonkeyPatch) -> None:
+    real, shared = EngineLedger.__init__, Counter[str]()
+
+    def init(ledger: EngineLedger, *args: object) -> None:
+        if args[0] == "e0":
+            shared.clear()
+        real(ledger, *args)  # type: ignore[arg-type]
+        ledger.prefilling = shared
+
+    patch.setattr(EngineLedger, "__init__", init)
+
+
+def one_ring_for_everybody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "rings_of", lambda flows, quantum, _: [Ring(list(flows), quantum)])
+
+
+@pytest.mark.parametrize("plant", [one_class_cap_for_all_engines, one_ring_for_everybody])
+@pytest.mark.parametrize(("journal", "kept"), [(two_models, of_model_a), (two_arms, of_stable_arm)])
+def test_a_planted_leak_between_models_or_arms_is_caught(
+    plant: Plant,
+    journal: Callable[[int], Machine],
+    kept: Callable[[FlowKey], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machines = [journal(seed) for seed in (2, 3)]
+    plant(monkeypatch)
+    assert any(first_difference(m.world, m.journal, kept) for m in machines)

@@ -1,0 +1,115 @@
+"""What waits: queues, their caps' counters, output estimates and service rates."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain import FlowKey, FlowSpec
+from gateway.flows import Flow, Group, ServiceRate, Ticket
+
+SPEC = FlowSpec("m", "short", "chat", output_estimate_tokens=256)
+
+
+def make_flow(spec: FlowSpec = SPEC) -> Flow:
+    return Flow(FlowKey(spec.model, spec.size_class, spec.service_class), Group(spec), 1.0, 0.3)
+
+
+def make_ticket(flow: Flow, number: int, tokens: int = 100, arrived_s: float = 0.0) -> Ticket:
+    return Ticket(
+        number, flow, "p", 1, tokens, 10, 7, True, 0, arrived_s, arrived_s + 60.0, float(tokens)
+    )
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 9000)), max_size=60))
+def test_the_counters_are_the_sums_over_what_waits_and_order_is_of_arrival(
+    steps: list[tuple[bool, int, int]],
+) -> None:
+    flow, waiting = make_flow(), list[Ticket]()
+    for number, (leaves, index, tokens) in enumerate(steps):
+        if leaves and waiting:
+            flow.remove(waiting.pop(index % len(waiting)))
+        else:
+            waiting.append(make_ticket(flow, number, tokens))
+            flow.append(waiting[-1], 0.0)
+        group = flow.group
+        own = (len(waiting), sum(t.prompt_tokens for t in waiting), 7 * len(waiting))
+        assert (group.queued, group.queued_tokens, group.queued_bytes) == own
+        assert math.isclose(flow.queued_cost, sum(t.cost for t in waiting), abs_tol=1e-6)
+        if waiting:
+            assert flow.head is waiting[0]
+
+
+def test_an_emptied_queue_loses_its_credit_and_keeps_its_debt() -> None:
+    for before, after in ((500.0, 0.0), (-500.0, -500.0)):
+        flow = make_flow()
+        ticket = make_ticket(flow, 1)
+        flow.append(ticket, 0.0)
+        flow.deficit = before
+        flow.remove(ticket)
+        assert flow.deficit == after
+
+
+def test_ages_count_from_the_headers_not_from_the_queue() -> None:
+    flow = make_flow()
+    assert flow.oldest_age_s(5.0) == 0.0
+    flow.append(make_ticket(flow, 1, arrived_s=4.0), 5.0)
+    flow.append(make_ticket(flow, 2, arrived_s=1.0), 5.0)
+    assert flow.oldest_age_s(6.0) == 5.0
+
+
+def test_the_output_charge_is_bounded_by_what_the_class_produces() -> None:
+    group = Group(SPEC)
+    assert group.output_charge(None, 1) == 256
+    assert group.output_charge(16, 2) == 32
+    assert group.output_charge(10**6, 2) == 512
+
+
+def test_few_answers_teach_nothing_and_many_teach_their_p95() -> None:
+    group = Group(SPEC)
+    for tokens in range(58):
+        group.completed(tokens)
+    assert group.output_charge(None, 1) == 256
+    for tokens in range(58, 100):
+        group.completed(tokens)
+    assert group.output_charge(None, 1) == 94
+
+
+def test_a_caller_with_nothing_in_flight_is_forgotten() -> None:
+    group = Group(SPEC)
+    group.enter("p")
+    group.enter("p")
+    group.leave("p")
+    assert group.in_flight == {"p": 1}
+    group.leave("p")
+    assert group.in_flight == {}
+
+
+def test_a_service_rate_counts_only_time_in_which_somebody_waited() -> None:
+    rate = ServiceRate()
+    rate.waiting(0.0)
+    rate.served(100.0, 1.0, 15.0)
+    rate.empty()
+    rate.waiting(1000.0)
+    rate.served(100.0, 1001.0, 15.0)
+    assert math.isclose(rate.per_second(1001.0, 60.0) or 0.0, 100.0)
+
+
+def test_a_service_rate_forgets_after_a_stall_and_goes_stale() -> None:
+    rate = ServiceRate()
+    rate.waiting(0.0)
+    rate.served(100.0, 1.0, 15.0)
+    assert rate.per_second(61.0, 60.0) is not None
+    assert rate.per_second(61.1, 60.0) is None
+    rate.served(100.0, 30.0, 15.0)
+    assert rate.per_second(30.0, 60.0) is None
+
+
+def test_a_recent_rate_outweighs_an_old_one() -> None:
+    rate = ServiceRate()
+    rate.waiting(0.0)
+    for second in range(1, 31):
+        rate.served(10.0, float(second), 15.0)
+    for second in range(31, 61):
+        rate.served(1000.0, float(second), 15.0)
+    assert (rate.per_second(60.0, 60.0) or 0.0) > 900.0
