@@ -1,38 +1,42 @@
 """Writes log lines without ever making a request wait for the disk or a slow reader.
 
-One thread writes; between it and the event loop stands a bounded queue. What does not fit is
-dropped and counted, and the count is written as a line of its own.
+Lines gather in a queue; one thread writes what has gathered, twenty times a second. Beyond a
+bound lines are dropped and counted, and the count is written as a line of its own.
 """
 
-import queue
 import threading
+from collections import deque
 from typing import BinaryIO
 
 import orjson
 
 __all__ = ["Journal"]
 
+EVERY_S = 0.05
+
 
 class Journal:
     """Log lines on their way to one file.
 
     Args:
-        file: where lines go; flushed whenever the queue runs empty.
+        file: where lines go; flushed after each batch.
         max_lines: lines that may wait.
     """
 
     def __init__(self, file: BinaryIO, max_lines: int = 10_000) -> None:
         self._file = file
-        self._lines: queue.Queue[bytes | None] = queue.Queue(max_lines)
+        self._max_lines = max_lines
+        self._lines: deque[bytes] = deque()
         self._dropped = 0
-        self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     def line(self, line: bytes) -> None:
         """Write one complete line soon, or count it as dropped."""
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
+        if len(self._lines) < self._max_lines:
+            self._lines.append(line)
+        else:
             self._dropped += 1
 
     def event(self, event: str, **facts: object) -> None:
@@ -41,16 +45,20 @@ class Journal:
 
     def close(self) -> None:
         """Write what waits and stop."""
-        self._lines.put(None)
+        self._closed.set()
         self._thread.join()
 
+    def _run(self) -> None:
+        while not self._closed.wait(EVERY_S):
+            self._write()
+        self._write()
+
     def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            self._file.write(line)
-            if self._dropped:
-                dropped, self._dropped = self._dropped, 0
-                lost = {"event": "log_lines_dropped", "count": dropped}
-                self._file.write(orjson.dumps(lost, option=orjson.OPT_APPEND_NEWLINE))
-            if self._lines.empty():
-                self._file.flush()
-        self._file.flush()
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            lost = {"event": "log_lines_dropped", "count": dropped}
+            lines.append(orjson.dumps(lost, option=orjson.OPT_APPEND_NEWLINE))
+        if lines:
+            self._file.write(b"".join(lines))
+            self._file.flush()

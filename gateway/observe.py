@@ -128,7 +128,10 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One request at its end. Times are on the gateway's clock; ``None``: did not come to that."""
+    """One request at its end. Times are on the gateway's clock; ``None``: did not come to that.
+
+    ``offered`` says that it was counted as such before.
+    """
 
     outcome: Outcome
     request_id: str
@@ -153,6 +156,7 @@ class Finished:
     first_event_s: float | None = None
     max_stall_s: float | None = None
     retries: int = 0
+    offered: bool = False
     detail: str | None = None
 
 
@@ -190,8 +194,8 @@ class Observer:
 
     def record(self, finished: Finished) -> None:
         """Count a request at its end. Call it exactly once per request."""
-        if finished.size_class is None:
-            self.offered(None, finished.service_class)
+        if not finished.offered:
+            self.offered(finished.size_class, finished.service_class)
         flow = self._flow(finished.size_class, finished.service_class)
         outcome = finished.outcome.value
         add = self._tallies.add

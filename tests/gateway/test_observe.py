@@ -72,7 +72,7 @@ def series(observer: Observer) -> set[tuple[str, frozenset[tuple[str, str]]]]:
 
 def test_a_finished_request_is_counted_and_timed_in_its_class(observer: Observer) -> None:
     observer.offered("short", "interactive")
-    observer.record(DONE)
+    observer.record(replace(DONE, offered=True))
     assert value(observer, "offered_total", **SHORT) == 1
     assert value(observer, "outcomes_total", **SHORT, outcome="completed") == 1
     assert value(observer, "answers_total", surface="chat", outcome="completed") == 1

@@ -1,0 +1,73 @@
+"""Answers operators: health and metrics for machines, the state of the gateway for people.
+
+Its own listener. ``/health/*`` and ``/metrics`` need no token, ``/admin/*`` needs a named one,
+compared in constant time. Liveness stays 200 while the process can answer; readiness is 503
+while it drains or while no pool has a healthy engine.
+"""
+
+import hmac
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.app import Gateway
+from gateway.schema import AdminToken
+
+__all__ = ["build_admin"]
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def build_admin(gateway: Gateway, tokens: Sequence[AdminToken]) -> Starlette:
+    """The operators' application; ``tokens`` are the digests that open ``/admin``."""
+
+    def live(_: Request) -> Response:
+        return _json({"status": "live"})
+
+    def ready(_: Request) -> Response:
+        reason = gateway.unready_reason()
+        return _json({"status": "ready"}) if reason is None else _json({"status": reason}, 503)
+
+    def metrics(_: Request) -> Response:
+        return Response(gateway.observer.page(), media_type=METRICS_TYPE)
+
+    def status(_: Request) -> Response:
+        return _json(gateway.status())
+
+    return Starlette(
+        routes=[
+            Route("/health/live", live),
+            Route("/health/ready", ready),
+            Route("/metrics", metrics),
+            Route("/admin/status", _guarded(status, tokens)),
+        ]
+    )
+
+
+def _guarded(
+    endpoint: Callable[[Request], Response], tokens: Sequence[AdminToken]
+) -> Callable[[Request], Response]:
+    def guard(request: Request) -> Response:
+        if _who(request.headers.get("authorization", ""), tokens) is None:
+            return _json({"error": "a token is needed: 'Authorization: Bearer <token>'"}, 401)
+        return endpoint(request)
+
+    return guard
+
+
+def _who(authorization: str, tokens: Sequence[AdminToken]) -> str | None:
+    """The name of the token that was sent; every digest is compared, whichever matches."""
+    scheme, _, token = authorization.partition(" ")
+    digest = sha256(token.strip().encode()).hexdigest()
+    names = [t.name for t in tokens if hmac.compare_digest(digest, t.sha256)]
+    return names[0] if names and scheme.lower() == "bearer" else None
+
+
+def _json(content: object, status: int = 200) -> Response:
+    body = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
+    return Response(body, status, media_type="application/json")

@@ -1,0 +1,374 @@
+"""The command ``sluicegate``: the one place that knows both the gateway and the bench.
+
+Exit codes: 0 done; 1 it ran and the answer is no; 2 wrong usage or configuration; 3 cut short by a
+deadline; 130 interrupted.
+"""
+
+import argparse
+import contextlib
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gateway import __version__
+from gateway.config import ConfigError, load
+from gateway.domain import FlowKey
+from gateway.observe import series_bound
+from gateway.quickstart import EngineFacts, Wish, write_configuration
+from gateway.up import Engine, UpError, stay_up
+from gateway.verdicts import Offer
+from gateway.virtual import VirtualGate, core_of
+
+__all__ = ["main", "run"]
+
+MAX_TIME_SCALE = 1000.0
+WIDE = 150  # columns of the demo's table where no terminal says otherwise
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class UsageError(Exception):
+    """A flag's value can't be used; the message names the flag."""
+
+
+def run() -> NoReturn:
+    """The entry point of the installed command."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out one command line; returns the exit code."""
+    args = _parser().parse_args(arguments)
+    command: Command = args.command
+    try:
+        return command(args)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (UpError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+# -- commands ------------------------------------------------------------------------------
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from gateway.serve import run as serve  # noqa: PLC0415  only serving needs the event loop
+
+    return serve(load(args.config))
+
+
+def _check(args: argparse.Namespace) -> int:
+    settings = load(args.config)
+    shown = {
+        "digest": settings.digest(),
+        "series_at_most": series_bound(settings),
+        "warnings": list(settings.warnings),
+        "settings": settings.effective(),
+    }
+    if args.json:
+        print(json.dumps(shown))
+        return 0
+    print(json.dumps(shown["settings"], indent=2))
+    for warning in settings.warnings:
+        print(f"warning: {warning}")
+    print(f"at most {shown['series_at_most']} metric series")
+    print(f"digest {shown['digest']}")
+    print(f"{args.config}: good")
+    return 0
+
+
+def _engine(args: argparse.Namespace) -> int:
+    from loadgen.engine import flags, server  # noqa: PLC0415  not needed by a gateway
+
+    try:
+        settings = flags.settings_from(args)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    server.run(settings)
+    return 0
+
+
+def _up(args: argparse.Namespace) -> int:
+    _check_wish(args)
+    wish = Wish(
+        args.admission, args.topology == "isolated", args.time_scale, args.port, args.admin_port
+    )
+    engines, facts = _engines_there(args) if args.engine_url else _simulated(args)
+    announce = _announce_json if args.json else _announce
+    if args.run_dir is not None:
+        return stay_up(args.run_dir, engines, facts, wish, announce)
+    with tempfile.TemporaryDirectory(prefix="sluicegate-") as folder:
+        return stay_up(Path(folder), engines, facts, wish, announce)
+
+
+def _check_wish(args: argparse.Namespace) -> None:
+    count = len(args.engine_url) if args.engine_url else args.engines
+    if count < 1:
+        raise UsageError("--engines: there must be at least one")
+    if args.topology == "isolated" and count < 2:
+        raise UsageError("--topology isolated: needs an engine per class, at least two")
+    if not 0 < args.time_scale <= MAX_TIME_SCALE:
+        raise UsageError(f"--time-scale: must be above 0 and at most {MAX_TIME_SCALE:g}")
+    if args.engine_url and (args.tokenizer is None or args.chat_template is None):
+        raise UsageError("--engine-url: needs --tokenizer PATH and --chat-template PATH")
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from loadgen.cli import run_bench  # noqa: PLC0415  not needed by a gateway
+
+    return run_bench(args)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from rich.console import Console  # noqa: PLC0415
+
+    from loadgen.demo import run_demo  # noqa: PLC0415
+
+    width = None if sys.stdout.isatty() else WIDE
+    return run_demo(args.out, simulate=_predict, console=Console(width=width))
+
+
+def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]]:
+    """What a way of the demo should measure: its own configuration, in virtual time."""
+    from loadgen.conduct import cost_path  # noqa: PLC0415
+    from loadgen.demo import DEMO_TRACE  # noqa: PLC0415
+    from loadgen.engine.flags import read_step_model  # noqa: PLC0415
+    from loadgen.forecast import forecast  # noqa: PLC0415
+    from loadgen.simulate import Action, SimArrival  # noqa: PLC0415
+
+    engines = ["http://engine-0:1", "http://engine-1:1"]
+    wish = Wish(way.admission, way.topology == "isolated")
+    with tempfile.TemporaryDirectory(prefix="sluicegate-") as folder:
+        written = write_configuration(Path(folder), engines, EngineFacts(), wish)
+        settings = load(written.config)
+    table = settings.route_table(salt=bytes(32))
+    core = core_of(settings.flow_specs(), table.topology(settings.engine_limits()))
+
+    def offer(arrival: SimArrival, now: float) -> tuple[int, Offer]:
+        key = FlowKey(EngineFacts().model, arrival.size_class, arrival.service_class)
+        tokens, output = arrival.prompt_tokens, arrival.output_tokens
+        return arrival.seq, Offer(key, arrival.service_class, tokens, now, max_tokens=output)
+
+    gate = VirtualGate(
+        core, engines, offer, Action, lambda seq, outcome: Action(seq, refused=outcome)
+    )
+    return forecast(trace, gate, len(engines), read_step_model(cost_path()), DEMO_TRACE.ramp_s)
+
+
+# -- engines for up ------------------------------------------------------------------------
+
+
+def _simulated(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]], EngineFacts]:
+    """Start simulated engines; the limits follow their flags."""
+    from loadgen.engine import flags, launch  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(prog="sluicegate up --engine-args", add_help=False)
+    flags.add_arguments(parser)
+    try:
+        given = [*shlex.split(args.engine_args), "--time-scale", str(args.time_scale)]
+        settings = flags.settings_from(parser.parse_args(given))
+    except ValueError as error:
+        raise UsageError(f"--engine-args: {error}") from error
+    scheduler = settings.scheduler
+    facts = EngineFacts(
+        model=settings.served_model_name,
+        max_model_len=scheduler.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        token_budget=scheduler.max_num_batched_tokens,
+        kv_tokens=scheduler.usable_blocks * scheduler.block_size,
+        policy=scheduler.policy,
+    )
+
+    def start(folder: Path) -> list[Engine]:
+        with contextlib.ExitStack() as stack:
+            logs = (folder / f"engine-{number}.log" for number in range(args.engines))
+            engines = [stack.enter_context(launch.start_engine(given, log)) for log in logs]
+            stack.pop_all()
+        return list(engines)
+
+    return start, facts
+
+
+class _There:
+    """An engine somebody else runs."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def stop(self, timeout_s: float = 0.0) -> int:
+        """Leave it alone."""
+        return 0
+
+
+def _engines_there(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]], EngineFacts]:
+    """Use engines that run already: ask the first for its model, take the default limits."""
+    import httpx  # noqa: PLC0415
+
+    urls = [url.rstrip("/") for url in args.engine_url]
+    try:
+        answer = httpx.get(f"{urls[0]}/v1/models", timeout=5.0, trust_env=False)
+        model = answer.raise_for_status().json()["data"][0]
+    except (httpx.HTTPError, ValueError, LookupError) as error:
+        raise UpError(f"--engine-url {urls[0]}: cannot read /v1/models: {error}") from error
+    facts = EngineFacts(
+        model=model["id"],
+        tokenizer=str(args.tokenizer.resolve()),
+        chat_template=str(args.chat_template.resolve()),
+        max_model_len=model["max_model_len"],
+    )
+    print(
+        "note: the limits are the defaults of config/gateway.toml, not learnt from these engines",
+        file=sys.stderr,
+    )
+    return (lambda _folder: [_There(url) for url in urls]), facts
+
+
+# -- what up says --------------------------------------------------------------------------
+
+
+def _announce_json(told: dict[str, Any]) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def _announce(told: dict[str, Any]) -> None:
+    url, key = told["gateway_url"], told["keys"]["interactive"]
+    chat = {
+        "model": told["model"],
+        "messages": [{"role": "user", "content": "What does a sluice gate do?"}],
+        "max_tokens": 16,
+        "stream": True,
+    }
+    completion = {"model": told["model"], "prompt": "A sluice gate", "max_tokens": 8}
+    as_json = "-H 'Content-Type: application/json'"
+    lines = [
+        f"engines  {' '.join(told['engine_urls'])}",
+        f"gateway  {url}   model {told['model']}",
+        "",
+        "# a streamed chat",
+        f"curl -N {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\",
+        f"  {as_json} -d '{json.dumps(chat)}'",
+        "# a completion",
+        f"curl {url}/v1/completions -H 'Authorization: Bearer {key}' \\",
+        f"  {as_json} -d '{json.dumps(completion)}'",
+        "# no key: 401",
+        f"curl -i {url}/v1/chat/completions {as_json} -d '{{}}'",
+        "# metrics per class, and the state of the gateway",
+        f"curl {told['admin_url']}/metrics",
+        f"curl {told['admin_url']}/admin/status -H 'Authorization: Bearer {told['admin_token']}'",
+        "",
+        "Ctrl-C ends it all.",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+# -- the parser ----------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sluicegate",
+        description="Admission control in front of vLLM engines, and the bench that proves it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sluicegate {__version__}")
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_up(verbs)
+    _add_serve(verbs)
+    _add_check(verbs)
+    _add_demo(verbs)
+    _add_borrowed(verbs)
+    return parser
+
+
+def _verb(verbs: Any, name: str, command: Command, said: str, examples: str) -> Any:
+    parser = verbs.add_parser(
+        name,
+        help=said,
+        description=said[0].upper() + said[1:] + ".",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _add_up(verbs: Any) -> None:
+    up = _verb(verbs, "up", _up, "start engines and a gateway here, and say how to call them", _UP)
+    up.add_argument("--json", action="store_true", help="print one JSON line instead")
+    up.add_argument("--engines", type=int, default=2, metavar="N", help="simulated engines (2)")
+    up.add_argument("--engine-args", default="", metavar="FLAGS", help="flags for each of them")
+    up.add_argument("--engine-url", action="append", metavar="URL", help="use a running engine")
+    up.add_argument("--tokenizer", type=Path, metavar="PATH", help="of --engine-url's model")
+    up.add_argument("--chat-template", type=Path, metavar="PATH", help="of --engine-url's model")
+    up.add_argument("--admission", choices=("enforce", "observe", "off"), default="enforce")
+    up.add_argument("--topology", choices=("shared", "isolated"), default="shared")
+    up.add_argument("--time-scale", type=float, default=1.0, help="of the engines' clock (1)")
+    up.add_argument("--port", type=int, default=0, help="of the gateway (any free one)")
+    up.add_argument("--admin-port", type=int, default=0, help="of its operators' listener")
+    up.add_argument("--run-dir", type=Path, metavar="DIR", help="keep configuration and logs here")
+
+
+def _add_serve(verbs: Any) -> None:
+    serve = _verb(verbs, "serve", _serve, "serve as a configuration says", _SERVE)
+    serve.add_argument("--config", type=Path, required=True, metavar="FILE")
+
+
+def _add_check(verbs: Any) -> None:
+    check = _verb(
+        verbs, "check", _check, "validate a configuration and print what it means", _CHECK
+    )
+    check.add_argument("--config", type=Path, required=True, metavar="FILE")
+    check.add_argument("--json", action="store_true")
+
+
+def _add_demo(verbs: Any) -> None:
+    demo = _verb(verbs, "demo", _demo, "compare three ways of serving one trace", _DEMO)
+    demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR")
+
+
+def _add_borrowed(verbs: Any) -> None:
+    """The bench's own verbs, where the bench is installed."""
+    from loadgen.cli import add_bench_parser  # noqa: PLC0415
+    from loadgen.engine import flags  # noqa: PLC0415
+
+    engine = _verb(verbs, "engine", _engine, "run one simulated vLLM engine", _ENGINE)
+    flags.add_arguments(engine)
+    add_bench_parser(verbs).set_defaults(command=_bench)
+
+
+_EXAMPLES = """examples:
+  sluicegate up                                  # two simulated engines and a gateway, to play with
+  sluicegate demo                                # pass-through, admission, isolation: one trace
+  sluicegate check --config config/gateway.toml
+  sluicegate serve --config config/gateway.toml
+"""
+_UP = """  sluicegate up
+  sluicegate up --engines 1 --engine-args '--max-num-batched-tokens 2048 --max-num-seqs 64'
+  sluicegate up --admission off --json
+  sluicegate up --engine-url http://127.0.0.1:8000 --tokenizer MODEL/tokenizer.json \\
+    --chat-template MODEL/tokenizer_config.json
+"""
+_SERVE = """  sluicegate serve --config config/gateway.toml
+  kill -TERM PID      # unready at once, refuses after shutdown_delay_s, ends at drain_deadline_s
+"""
+_CHECK = """  sluicegate check --config config/gateway.toml
+  sluicegate check --config config/gateway.toml --json | jq .digest
+"""
+_DEMO = """  sluicegate demo
+  sluicegate demo --out out/demo && xdg-open out/demo/report.html
+"""
+_ENGINE = """  sluicegate engine --port 8100
+  sluicegate engine --port 8100 --max-num-batched-tokens 2048 --scheduling-policy priority
+"""

@@ -1,0 +1,341 @@
+"""Relays one admitted request to its engine and the answer back, and says how that ended.
+
+A stream is committed to the caller only when its first data event has come: an engine that lost
+a race answers 200 and then an error event, and that must become a proper status. From then on
+bytes pass unchanged as they come, but only up to the end of an event: what ends the stream early
+never ends it inside one, so that the error event which then follows can be read. A non-streamed
+answer is held until it is whole, up to ``MAX_HELD_BYTES``.
+
+Three things end a request from outside: the caller's leaving and a drain (``Ending``), and the
+time limits. Each closes the connection to the engine at once, in every phase; that is the only
+way an engine learns of it. The idle limit counts data events, not bytes, because a dead engine
+may go on sending comments; time in which the caller does not read does not count.
+
+When the caller is slow, ``send`` waits, nothing is read, and the engine's connection pauses.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.contract import error_event
+from gateway.domain import Outcome, Surface
+from gateway.lifetime import Ending, Timeline, Timeouts, Watch
+from gateway.sse import END_RULES, MAX_EVENT_BYTES, StreamScanner, scan_body
+from gateway.wire import (
+    BadResponse,
+    ConnectFailed,
+    EngineClient,
+    Exchange,
+    Header,
+    TimedOut,
+    WireError,
+)
+
+__all__ = [
+    "MAX_HELD_BYTES",
+    "Ending",
+    "Relayed",
+    "Send",
+    "Timeline",
+    "Timeouts",
+    "UpstreamCall",
+    "relay",
+]
+
+MAX_HELD_BYTES = 8 << 20
+
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+# What of an engine's head reaches the caller; the rest describes the engine, not the answer.
+_PASSED = (b"content-type", b"retry-after")
+_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+_BAD_REASONS = frozenset({"abort", "error"})
+_INTERRUPTED = "The engine ended this stream before it was complete."
+_DRAINED = "The gateway is shutting down and ended this stream at its drain deadline."
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamCall:
+    """What to send to the engine, and what its answer gets besides its own bytes.
+
+    ``answer_headers`` are added to the head of the answer; hop-by-hop ones have no place there.
+    """
+
+    target: bytes
+    headers: Sequence[Header]
+    body: bytes
+    stream: bool
+    surface: Surface
+    answer_headers: Sequence[Header] = ()
+    method: bytes = b"POST"
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """How a relayed request ended.
+
+    ``committed``: the caller has a head, and nothing else may be sent. Else the answer is still
+    to be made, from ``outcome`` and, for an engine's own error, ``status`` and ``body``.
+    ``detail`` is a word for the log; ``connect_failed`` means that nothing was sent.
+    """
+
+    outcome: Outcome
+    committed: bool
+    status: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    body: bytes | None = None
+    retry_after_s: float | None = None
+    detail: str = ""
+
+
+async def relay(
+    client: EngineClient,
+    call: UpstreamCall,
+    send: Send,
+    gone: Ending,
+    marks: Timeline,
+    timeouts: Timeouts,
+) -> Relayed:
+    """Send ``call`` to the engine and pass its answer to ``send``.
+
+    Returns how it ended, whatever the engine does; ValueError if ``call`` may not be sent.
+    """
+    exchange = client.exchange(call.method, call.target, call.headers, call.body)
+    watch = Watch(exchange, gone, marks, timeouts)
+    run = _Run(exchange, call, send, marks, watch)
+    try:
+        return await run.answer()
+    except WireError as error:
+        return await run.fail(error, gone.outcome)
+    finally:
+        watch.close()
+        exchange.close()
+        marks.ended_s = marks.clock()
+
+
+class _Unfinished(WireError):
+    """The stream ended in good order, but not as a success; the message is a word."""
+
+
+class _Run:
+    """One answer on its way: ``answer`` passes it on, ``fail`` ends it when it broke."""
+
+    __slots__ = (
+        "_call",
+        "_committed",
+        "_exchange",
+        "_head",
+        "_marks",
+        "_scanner",
+        "_send",
+        "_watch",
+    )
+
+    def __init__(
+        self, exchange: Exchange, call: UpstreamCall, send: Send, marks: Timeline, watch: Watch
+    ) -> None:
+        self._exchange, self._call, self._send = exchange, call, send
+        self._marks, self._watch = marks, watch
+        self._committed = False
+        self._head: dict[bytes, bytes] = {}
+        self._scanner: StreamScanner | None = None
+
+    async def answer(self) -> Relayed:
+        """Pass the answer on; WireError when it breaks."""
+        await self._exchange.start()
+        self._head = head = dict(self._exchange.headers)
+        if head.get(b"content-encoding", b"identity") != b"identity":
+            raise BadResponse("a content-encoding that was not asked for")
+        rule = END_RULES.get(self._call.surface) if self._call.stream else None
+        events = b"text/event-stream" in head.get(b"content-type", b"").lower()
+        if rule is None or not events or self._exchange.status != 200:
+            self._watch.heard()
+            return await self._whole()
+        self._scanner = StreamScanner(rule)
+        return await self._stream(self._scanner)
+
+    # Streams.
+
+    async def _stream(self, scanner: StreamScanner) -> Relayed:
+        data = b""
+        while not scanner.events and len(data) <= MAX_EVENT_BYTES:
+            data += await self._more(scanner)
+        if scanner.error_event == 1:
+            return self._error_first(scanner)
+        if scanner.finish_reason in _BAD_REASONS:
+            return self._unsent(Outcome.ENGINE_REJECTED, 503, f"finish_{scanner.finish_reason}")
+        await self._commit(_STREAM_HEADERS)
+        read = self._exchange.read
+        held = await self._pass(scanner, data)
+        while data := await read():
+            scanner.feed(data)
+            held = await self._pass(scanner, held + data)
+        if not scanner.complete:
+            raise _Unfinished(_shortfall(scanner))
+        return await self._complete(held)
+
+    async def _more(self, scanner: StreamScanner) -> bytes:
+        data = await self._exchange.read()
+        if not data:
+            raise _Unfinished("no_event")
+        scanner.feed(data)
+        return data
+
+    async def _pass(self, scanner: StreamScanner, data: bytes) -> bytes:
+        """Send what ``data`` holds of whole events and return the rest."""
+        held = b""
+        if scanner.open_bytes:
+            whole = len(data) - scanner.open_bytes
+            data, held = data[:whole], data[whole:]
+        progress = scanner.events != self._marks.events
+        if progress:
+            self._marks.saw(scanner.events)
+        if data:
+            await self._deliver(data)
+        if progress:
+            self._watch.heard()
+        return held
+
+    async def _deliver(self, data: bytes) -> None:
+        self._watch.delivering = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._watch.delivering = False
+
+    async def _complete(self, held: bytes) -> Relayed:
+        await self._send({"type": "http.response.body", "body": held, "more_body": False})
+        return self._ended(Outcome.COMPLETED, "")
+
+    def _error_first(self, scanner: StreamScanner) -> Relayed:
+        status = scanner.error_code or 500
+        if status == 503:
+            return self._unsent(Outcome.ENGINE_REJECTED, 503, "error_event_503")
+        status = status if 400 <= status <= 599 else 500
+        return self._unsent(Outcome.ENGINE_ERROR, status, "error_event_first", scanner.error)
+
+    def _unsent(
+        self, outcome: Outcome, status: int, detail: str, body: bytes | None = None
+    ) -> Relayed:
+        """An answer of the engine's that is left to the caller of ``relay`` to send."""
+        advice = self._head.get(b"retry-after", b"")
+        wait_s = float(advice) if advice.isdigit() and len(advice) < 6 else None
+        return Relayed(outcome, False, status, body=body, retry_after_s=wait_s, detail=detail)
+
+    def _ended(self, outcome: Outcome, detail: str) -> Relayed:
+        status = self._exchange.status if self._committed else None
+        scanner = self._scanner
+        if scanner is None:
+            return Relayed(outcome, self._committed, status, detail=detail)
+        return Relayed(
+            outcome,
+            self._committed,
+            status,
+            prompt_tokens=scanner.prompt_tokens,
+            completion_tokens=scanner.completion_tokens,
+            finish_reason=scanner.finish_reason,
+            detail=detail,
+        )
+
+    # Answers that are not streams.
+
+    async def _whole(self) -> Relayed:
+        body, status = await self._held(), self._exchange.status
+        if len(body) > MAX_HELD_BYTES:
+            return await self._oversize(body)
+        if status == 503:
+            return self._unsent(Outcome.ENGINE_REJECTED, 503, "status_503", body)
+        facts = scan_body(body)
+        good = status < 300 and not facts.error and facts.finish_reason not in _BAD_REASONS
+        outcome = Outcome.COMPLETED if good else Outcome.ENGINE_ERROR
+        length = () if status == 204 else ((b"content-length", b"%d" % len(body)),)
+        await self._commit((*length, (b"x-sluicegate-outcome", outcome.encode())))
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        return Relayed(
+            outcome,
+            True,
+            status,
+            prompt_tokens=facts.prompt_tokens,
+            completion_tokens=facts.completion_tokens,
+            finish_reason=facts.finish_reason,
+            detail="" if good else "engine_answer",
+        )
+
+    async def _held(self) -> bytes:
+        """The whole body, or a beginning that is longer than may be held."""
+        parts, size = [], 0
+        while size <= MAX_HELD_BYTES and (data := await self._exchange.read()):
+            self._watch.heard()
+            parts.append(data)
+            size += len(data)
+        return b"".join(parts)
+
+    async def _oversize(self, data: bytes) -> Relayed:
+        await self._commit(())
+        while data:
+            await self._deliver(data)
+            self._watch.heard()
+            data = await self._exchange.read()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        outcome = Outcome.COMPLETED if self._exchange.status < 300 else Outcome.ENGINE_ERROR
+        return Relayed(outcome, True, self._exchange.status, detail="oversize")
+
+    # The head, and the end that was not meant.
+
+    async def _commit(self, headers: Sequence[Header]) -> None:
+        passed = [(name, self._head[name]) for name in _PASSED if name in self._head]
+        self._committed = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": self._exchange.status,
+                "headers": [*passed, *headers, *self._call.answer_headers],
+            }
+        )
+
+    async def fail(self, error: WireError, ended: Outcome | None) -> Relayed:
+        """End an answer that broke, for the caller's eyes where there is a way to tell it."""
+        scanner = self._scanner
+        if ended is Outcome.CLIENT_CANCELLED:
+            return self._ended(ended, "client_gone")
+        if not self._committed:
+            return self._ended(*_unbegun(error, ended))
+        if scanner is None:  # cut in the middle of a body: only closing says so
+            return self._ended(Outcome.STREAM_INTERRUPTED, _word(error))
+        if scanner.complete:
+            return await self._complete(b"")
+        outcome = ended or Outcome.STREAM_INTERRUPTED
+        last = b"\n\n" if scanner.torn else b""
+        if ended is not None or scanner.error is None:  # else the engine has said so itself
+            message = _INTERRUPTED if ended is None else _DRAINED
+            last += error_event(outcome, message, self._call.surface)
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        return self._ended(outcome, _word(error))
+
+
+def _shortfall(scanner: StreamScanner) -> str:
+    """Why a stream that ended in good order is no success."""
+    if scanner.error is not None:
+        return "error_event"
+    if not scanner.done:
+        return "no_end_mark"
+    return f"finish_{scanner.finish_reason}"
+
+
+def _unbegun(error: WireError, ended: Outcome | None) -> tuple[Outcome, str]:
+    """The outcome of an answer of which the caller has seen nothing."""
+    if ended is not None:
+        return Outcome.DRAINING, "drain"
+    if isinstance(error, TimedOut):
+        return Outcome.UPSTREAM_TIMEOUT, str(error)
+    return Outcome.UPSTREAM_UNREACHABLE, _word(error)
+
+
+def _word(error: WireError) -> str:
+    """The log's word for what broke."""
+    if isinstance(error, TimedOut | _Unfinished):
+        return str(error)
+    if isinstance(error, ConnectFailed):
+        return "connect_failed"
+    return "bad_response" if isinstance(error, BadResponse) else "disconnected"

@@ -1,0 +1,219 @@
+"""Performs what the admission core decides: one future per waiting request, one timer for all.
+
+Every call into the core goes through here, and so do its verdicts: a dispatch wakes its request, a
+refusal ends it, and the timer is set to the core's next wakeup. A request that leaves while it
+waits is cancelled in the core in the same step, so nothing is dispatched to a caller who has gone.
+
+In observe mode the request goes ahead at once and its *ghost* waits in the core in its place:
+what the core would have refused is counted, what it dispatches is charged until the real answer
+has come as far.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.admission import Admission
+from gateway.domain import AdmissionMode, Outcome, Refused
+from gateway.lifetime import Ending
+from gateway.verdicts import Dispatched, Offer, Refusal, Verdict
+
+__all__ = ["Pass", "Turnstile"]
+
+_MESSAGES = {
+    Outcome.PROMPT_TOO_LONG: "The prompt and its output do not fit any engine.",
+    Outcome.PAUSED: "An operator has paused this class of requests.",
+    Outcome.PRINCIPAL_LIMIT: "This key has too many requests or tokens in flight.",
+    Outcome.NO_ENGINE: "No engine is available for this model now.",
+    Outcome.QUEUE_FULL: "The queue of this class is full.",
+    Outcome.QUEUE_TOKENS_FULL: "The queue of this class holds too many prompt tokens.",
+    Outcome.QUEUE_BYTES_FULL: "The queue of this class holds too many bytes.",
+    Outcome.PREDICTED_WAIT: "The request could not start soon enough to meet its latency target.",
+    Outcome.DRAINING: "The gateway is draining, and the request was still waiting.",
+    Outcome.QUEUE_EXPIRED: "The request waited as long as its class allows.",
+}
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """The right to use one engine, until it is given back to the turnstile."""
+
+    engine: str
+    lease_id: int | None
+    prefilled: bool = False
+    output_tokens: int | None = None
+    returned: bool = False
+
+
+class Turnstile:
+    """The async shell of the admission core.
+
+    Args:
+        core: decides; nobody else may call it.
+        clock: monotonic seconds, the event loop's.
+        would_refuse: told each refusal that observe mode did not act on.
+    """
+
+    def __init__(
+        self,
+        core: Admission,
+        clock: Callable[[], float],
+        would_refuse: Callable[[Offer, Outcome], None],
+    ) -> None:
+        self.core = core
+        self._clock = clock
+        self._would_refuse = would_refuse
+        self._waiting: dict[int, asyncio.Future[Verdict]] = {}
+        self._ghosts: dict[int, tuple[Pass, Offer]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = float("inf")
+
+    def begin_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
+        """Charge a body that is about to be counted to every flow it may turn out to be in.
+
+        Raises:
+            Refused: all of them are full; nothing is charged.
+        """
+        full = self.core.begin_counting(groups, body_bytes, self._clock())
+        if full is not None:
+            raise Refused(full[0], _MESSAGES[full[0]], full[1])
+
+    def end_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
+        """Give that charge back; what asks for admission next does so in the same step."""
+        self.core.end_counting(groups, body_bytes)
+
+    async def enter(self, offer: Offer, mode: AdmissionMode, ending: Ending) -> Pass:
+        """Wait for an engine.
+
+        Raises:
+            Refused: with the core's outcome, or the ending's if the request ends while it waits.
+        """
+        if mode is AdmissionMode.OBSERVE:
+            return self._observe(offer)
+        ticket_id, verdicts = self.core.offer(offer, self._clock())
+        waiting: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket_id] = waiting
+        self._perform(verdicts)
+        if not waiting.done():
+            await self._wait(ticket_id, waiting, ending)
+        verdict = waiting.result()
+        if isinstance(verdict, Dispatched):
+            return Pass(verdict.engine, verdict.lease_id)
+        raise _refused(verdict)
+
+    def first_event(self, held: Pass) -> None:
+        """The first data event of a streamed answer came."""
+        held.prefilled = True
+        if held.lease_id is not None:
+            self._perform(self.core.prefill_done(held.lease_id, self._clock()))
+
+    def grow(self, held: Pass, output_tokens: int) -> None:
+        """The answer has this many output tokens so far."""
+        if held.lease_id is not None:
+            self.core.grow(held.lease_id, output_tokens)
+
+    def give_back(self, held: Pass, output_tokens: int | None = None) -> None:
+        """The one end of a pass, whatever the way the request ended."""
+        held.returned = True
+        held.output_tokens = output_tokens
+        if held.lease_id is not None:
+            lease_id, held.lease_id = held.lease_id, None
+            self._perform(self.core.release(lease_id, self._clock(), output_tokens))
+
+    def tell(self, change: Callable[[Admission, float], Sequence[Verdict]]) -> None:
+        """Apply a change of health, limits or routes, and perform what follows from it."""
+        self._perform(change(self.core, self._clock()))
+
+    def close(self) -> None:
+        """Stop the timer. Nobody may wait any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait now."""
+        return len(self._waiting)
+
+    # -- waiting ---------------------------------------------------------------------------
+
+    async def _wait(self, ticket_id: int, waiting: asyncio.Future[Verdict], ending: Ending) -> None:
+        """Until the core decides or the request ends; an ended request leaves the core first."""
+
+        def leave() -> None:
+            if ticket_id in self._waiting:
+                del self._waiting[ticket_id]
+                self._perform(self.core.cancel(ticket_id, self._clock()))
+                waiting.set_result(Refusal(ticket_id, ending.outcome or Outcome.CLIENT_CANCELLED))
+
+        ending.watch(leave)
+        try:
+            await asyncio.wait((waiting,))
+        except asyncio.CancelledError:
+            self._abandon(ticket_id, waiting)
+            raise
+        finally:
+            ending.unwatch(leave)
+
+    def _abandon(self, ticket_id: int, waiting: asyncio.Future[Verdict]) -> None:
+        """The task was cancelled: take back whatever was decided for it in the same moment."""
+        if self._waiting.pop(ticket_id, None) is not None:
+            self._perform(self.core.cancel(ticket_id, self._clock()))
+        elif isinstance(verdict := waiting.result(), Dispatched):
+            self._perform(self.core.release(verdict.lease_id, self._clock()))
+
+    def _observe(self, offer: Offer) -> Pass:
+        engine = self.core.pick(offer.key)
+        if engine is None:
+            raise Refused(Outcome.NO_ENGINE, _MESSAGES[Outcome.NO_ENGINE])
+        held = Pass(engine, None)
+        ticket_id, verdicts = self.core.offer(offer, self._clock())
+        self._ghosts[ticket_id] = (held, offer)
+        self._perform(verdicts)
+        return held
+
+    # -- verdicts --------------------------------------------------------------------------
+
+    def _perform(self, verdicts: Sequence[Verdict]) -> None:
+        for verdict in verdicts:
+            if isinstance(verdict, Dispatched | Refusal):
+                waiting = self._waiting.pop(verdict.ticket_id, None)
+                if waiting is not None:
+                    waiting.set_result(verdict)
+                else:
+                    self._perform_ghost(verdict)
+        self._arm()
+
+    def _perform_ghost(self, verdict: Dispatched | Refusal) -> None:
+        held, offer = self._ghosts.pop(verdict.ticket_id)
+        if isinstance(verdict, Refusal):
+            self._would_refuse(offer, verdict.outcome)
+            return
+        held.lease_id = verdict.lease_id
+        if held.returned:
+            self.give_back(held, held.output_tokens)
+        elif held.prefilled:
+            self.first_event(held)
+
+    def _arm(self) -> None:
+        """One timer: set it if the next wakeup comes before the one that is set."""
+        due_s = self.core.next_wakeup(self._clock())
+        if due_s is None or due_s >= self._timer_at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = due_s
+        delay_s = max(0.0, due_s - self._clock())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer_at_s = float("inf")
+        self._perform(self.core.tick(self._clock()))
+
+
+def _refused(verdict: Verdict) -> Refused:
+    if not isinstance(verdict, Refusal):
+        raise TypeError(f"no end for {verdict}")
+    outcome = verdict.outcome
+    if outcome is Outcome.DRAIN_TERMINATED:
+        return Refused(Outcome.DRAINING, _MESSAGES[Outcome.DRAINING])
+    return Refused(outcome, _MESSAGES.get(outcome, ""), verdict.wait_s)

@@ -1,0 +1,145 @@
+"""Starts engines and a gateway on this machine, says how to call them, and leaves nothing behind.
+
+Engines come from a starter that is handed in, because the simulated one belongs to the bench. The
+gateway runs as a process of its own, like in production, from a configuration written beside its
+log.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gateway.quickstart import EngineFacts, Quickstart, Wish, write_configuration
+
+__all__ = ["Engine", "UpError", "stay_up"]
+
+READY_S = 60.0
+STOP_S = 15.0
+
+
+class UpError(Exception):
+    """Something did not start; the message ends with the log."""
+
+
+class Engine(Protocol):
+    """A started engine."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+
+    def stop(self, timeout_s: float = ...) -> int:
+        """End it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    url: str
+    admin_url: str
+
+
+def stay_up(
+    run_dir: Path,
+    start_engines: Callable[[Path], list[Engine]],
+    facts: EngineFacts,
+    wish: Wish,
+    announce: Callable[[dict[str, Any]], None],
+) -> int:
+    """Start everything, announce it, stay until a signal or until the gateway ends, stop all.
+
+    Returns the exit code: 0 after a signal, 1 if the gateway ended by itself.
+
+    Raises:
+        UpError: the gateway did not become ready.
+    """
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: told.set())
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with _stopped(start_engines(run_dir)) as engines:
+        urls = [engine.url for engine in engines]
+        try:
+            started = write_configuration(run_dir, urls, facts, wish)
+        except ValueError as error:
+            raise UpError(str(error)) from error
+        with _gateway(started, run_dir / "gateway.log") as (process, ready):
+            announce(_told(ready, urls, facts, started))
+            while not told.wait(0.2):
+                if process.poll() is not None:
+                    return 1
+    return 0
+
+
+def _told(
+    ready: _Ready, urls: list[str], facts: EngineFacts, started: Quickstart
+) -> dict[str, Any]:
+    return {
+        "gateway_url": ready.url,
+        "admin_url": ready.admin_url,
+        "admin_token": started.admin_token,
+        "engine_urls": urls,
+        "model": facts.model,
+        "keys": started.keys,
+        "config": str(started.config),
+    }
+
+
+@contextlib.contextmanager
+def _stopped(engines: list[Engine]) -> Iterator[list[Engine]]:
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+@contextlib.contextmanager
+def _gateway(started: Quickstart, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], _Ready]]:
+    command = [sys.executable, "-m", "gateway", "serve", "--config", str(started.config)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process, _wait_ready(process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> _Ready:
+    """The addresses from the gateway's own log, once one of its engines is up too."""
+    until_s = time.monotonic() + READY_S
+    while time.monotonic() < until_s:
+        events = _events(log)
+        ready = next((e for e in events if e.get("event") == "ready"), None)
+        if ready is not None and any(e.get("event") == "engine_up" for e in events):
+            return _Ready(ready["url"], ready["admin_url"])
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    raise UpError(f"the gateway did not start; its log {log} ends:\n{_tail(log)}")
+
+
+def _events(log: Path) -> list[dict[str, Any]]:
+    events = []
+    for line in log.read_text(errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            events.append(json.loads(line))
+    return [event for event in events if isinstance(event, dict)]
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])

@@ -1,0 +1,385 @@
+"""Prints what the relay costs, beside nginx or HAProxy where one is installed.
+
+Run: python -m tests.bench.bench_relay [--seconds 6] [--streams 32] [--clients 16]
+
+Upstream and proxies are processes of their own; a proxy's CPU time is read from /proc, so the
+figures are per streamed chunk (an event each 5 ms) and per short whole answer. The application
+that is measured is only the edge and the relay. Wall times on a shared machine are no figures;
+the ratio of two CPU times in one run is. Also: memory per open stream, and the time from a
+caller's leaving to the close of the engine's connection. Asserts nothing.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+import uvloop
+
+from gateway.domain import Outcome, Surface
+from gateway.edge import EdgeLimits, read_body, uvicorn_config, watch_caller
+from gateway.lifetime import Ending, Timeline, Timeouts
+from gateway.relay import UpstreamCall, relay
+from gateway.wire import EngineClient
+from tests.gateway.scripted import CHUNKED_HEAD, DONE, LAST_CHUNK, chunk, event, plain
+
+EVENTS = 128
+INTERVAL_S = 0.005
+EXTRA = ',"object":"chat.completion.chunk","created":1764430000,"model":"m"'
+ONE = chunk(event("token", extra=EXTRA))
+LAST = chunk(event("", "stop", EXTRA)) + chunk(DONE) + LAST_CHUNK
+WHOLE = plain(
+    b'{"choices":[{"message":{"content":"hello"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":10,"completion_tokens":1}}',
+    headers=b"content-type: application/json\r\n",
+)
+PROMPT = b"x" * 400
+MODES = ("stream", "whole")
+
+
+# The upstream: answers by the first word of the body.
+
+
+class Upstream(asyncio.Protocol):
+    """Streams events at their interval, holds a stream open, or answers at once."""
+
+    closed_at: list[float] = []  # noqa: RUF012 - one process, one list
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.left = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        head, found, body = self.data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
+        if found and len(body) >= length:
+            self.data = b""
+            self.answer(body)
+
+    def answer(self, body: bytes) -> None:
+        if body.startswith(b"whole"):
+            self.transport.write(WHOLE)
+            return
+        self.transport.write(CHUNKED_HEAD + ONE)
+        if body.startswith(b"stream"):
+            self.left = EVENTS - 1
+            self.tick()
+
+    def tick(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.left:
+            self.left -= 1
+            self.transport.write(ONE)
+            self.timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.tick)
+        else:
+            self.transport.write(LAST)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed_at.append(time.monotonic())
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+async def serve_upstream(port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(
+        Upstream, "127.0.0.1", port, backlog=1024
+    )
+    await server.serve_forever()
+
+
+# The proxy that is measured.
+
+
+def serve_relay(port: int, upstream: int) -> None:
+    clients: list[EngineClient] = []
+    limits = Timeouts(60.0, 60.0, 600.0)
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"bench")]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if not clients:
+            clients.append(EngineClient(f"http://127.0.0.1:{upstream}"))
+        body = await read_body(receive, 1 << 20, 10.0)
+        gone = Ending()
+        watching = asyncio.get_running_loop().create_task(watch_caller(receive, gone))
+        stream = not body.startswith(b"whole")
+        call = UpstreamCall(b"/v1/x", headers, body, stream, Surface.CHAT, headers[1:])
+        result = await relay(clients[0], call, send, gone, Timeline(time.monotonic), limits)
+        watching.cancel()
+        if result.outcome not in {Outcome.COMPLETED, Outcome.CLIENT_CANCELLED}:
+            print(result, file=sys.stderr)
+
+    config = uvicorn_config(app, "127.0.0.1", port, EdgeLimits())
+    config.lifespan = "off"
+    uvloop.run(uvicorn.Server(config).serve())
+
+
+# The callers.
+
+
+class Callers(asyncio.Protocol):
+    """One caller that sends its next request when its answer is whole, until ``deadline``."""
+
+    def __init__(self, mode: str, port: int, deadline: float, done: Callable[[int], None]) -> None:
+        body = mode.encode() + b" " + PROMPT
+        self.request = (
+            b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (port, len(body), body)
+        )
+        self.end = LAST_CHUNK if mode == "stream" else b"}}"
+        self.deadline, self.done = deadline, done
+        self.tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.tail = (self.tail + data)[-8:]
+        if self.tail.endswith(self.end):
+            self.tail = b""
+            self.done(1)
+            if time.monotonic() < self.deadline:
+                self.transport.write(self.request)
+            else:
+                self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.done(0)
+
+
+async def load(mode: str, port: int, callers: int, seconds: float) -> int:
+    """Run the callers and return how many answers they got."""
+    loop, counts, all_left = asyncio.get_running_loop(), [0, 0], asyncio.Event()
+
+    def done(answers: int) -> None:
+        counts[0] += answers
+        counts[1] += not answers
+        if counts[1] == callers:
+            all_left.set()
+
+    deadline = time.monotonic() + seconds
+    for _ in range(callers):
+        await loop.create_connection(lambda: Callers(mode, port, deadline, done), "127.0.0.1", port)
+    await asyncio.wait_for(all_left.wait(), seconds + 30)
+    return counts[0]
+
+
+# Processes and their figures.
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    name: str
+    port: int
+    pid: int
+
+
+def family(pid: int) -> list[int]:
+    """``pid`` and its children: nginx works in one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(int(child) for child in children)]
+
+
+def cpu_s(pid: int) -> float:
+    ticks = 0
+    for each in family(pid):
+        fields = Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+NGINX = """
+daemon off; master_process off; worker_processes 1; pid {dir}/pid; error_log {dir}/log;
+events {{ worker_connections 1024; }}
+http {{ access_log off; client_body_temp_path {dir}/a; proxy_temp_path {dir}/b;
+fastcgi_temp_path {dir}/c; uwsgi_temp_path {dir}/d; scgi_temp_path {dir}/e;
+upstream engine {{ server 127.0.0.1:{upstream}; keepalive 64; }}
+server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://engine;
+proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }} }} }}
+"""
+HAPROXY = """
+global
+  maxconn 1024
+  nbthread 1
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+frontend f
+  bind 127.0.0.1:{port}
+  default_backend b
+backend b
+  http-reuse always
+  server s 127.0.0.1:{upstream}
+"""
+
+
+def yardstick(folder: str, upstream: int) -> tuple[str, int, list[str]] | None:
+    """Name, port and command of a proxy that is installed here."""
+    port, settings = free_port(), Path(folder) / "settings"
+    fill = {"dir": folder, "port": port, "upstream": upstream}
+    if path := shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"):
+        settings.write_text(NGINX.format(**fill))
+        return "nginx", port, [path, "-c", str(settings)]
+    if path := shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin"):
+        settings.write_text(HAPROXY.format(**fill))
+        return "haproxy", port, [path, "-f", str(settings)]
+    return None
+
+
+@contextlib.contextmanager
+def process(command: list[str], port: int) -> Iterator[int]:
+    """Run ``command`` until it listens on ``port``; end it afterwards."""
+    running = subprocess.Popen(command)
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        else:
+            raise RuntimeError(f"{command[0]} does not listen on port {port}")
+        yield running.pid
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+
+
+def own(role: str, *ports: int) -> list[str]:
+    return [sys.executable, "-m", "tests.bench.bench_relay", role, *map(str, ports)]
+
+
+async def cost_us(proxy: Proxy, mode: str, callers: int, seconds: float) -> float:
+    """CPU microseconds per event of a stream, or per whole answer."""
+    before = cpu_s(proxy.pid)
+    answers = await load(mode, proxy.port, callers, seconds)
+    return (cpu_s(proxy.pid) - before) / (answers * (EVENTS if mode == "stream" else 1)) * 1e6
+
+
+async def held_open(port: int, streams: int) -> list[asyncio.Transport]:
+    """Streams that have had their first event and get no other."""
+    loop = asyncio.get_running_loop()
+    opened = []
+    for _ in range(streams):
+        transport, _ = await loop.create_connection(
+            lambda: Callers("open", port, 0.0, lambda _: None), "127.0.0.1", port
+        )
+        opened.append(transport)
+    await asyncio.sleep(1.0)
+    return opened
+
+
+async def memory_per_stream(proxy: Proxy, streams: int) -> float:
+    for transport in await held_open(proxy.port, 20):  # what is allocated once
+        transport.abort()
+    await asyncio.sleep(0.5)
+    before = resident_bytes(proxy.pid)
+    opened = await held_open(proxy.port, streams)
+    grown = resident_bytes(proxy.pid) - before
+    for transport in opened:
+        transport.abort()
+    return grown / streams
+
+
+async def cancel_delays_s(streams: int) -> list[float]:
+    """From a caller's leaving to the engine's seeing it; the engine is in this process."""
+    loop = asyncio.get_running_loop()
+    upstream, port = free_port(), free_port()
+    server = await loop.create_server(Upstream, "127.0.0.1", upstream, backlog=1024)
+    delays = []
+    with process(own("relay", port, upstream), port):
+        opened = await held_open(port, streams)
+        Upstream.closed_at.clear()
+        for transport in opened:
+            left_at, seen = time.monotonic(), len(Upstream.closed_at)
+            transport.abort()
+            while len(Upstream.closed_at) == seen:  # noqa: ASYNC110 - polls as fast as it can
+                await asyncio.sleep(0)
+            delays.append(Upstream.closed_at[-1] - left_at)
+    server.close()
+    return sorted(delays)
+
+
+async def measure(proxies: list[Proxy], options: argparse.Namespace) -> None:
+    print(f"{'':10}{'us/chunk':>10}{'us/whole':>10}")
+    rows = {}
+    for proxy in proxies:
+        streamed = await cost_us(proxy, "stream", options.streams, options.seconds)
+        whole = await cost_us(proxy, "whole", options.clients, options.seconds / 2)
+        rows[proxy.name] = (streamed, whole)
+        print(f"{proxy.name:10}{streamed:10.1f}{whole:10.1f}")
+    for name, (streamed, whole) in rows.items():
+        if name != "relay":
+            print(f"relay / {name}: {rows['relay'][0] / streamed:.2f} per chunk, ", end="")
+            print(f"{rows['relay'][1] / whole:.2f} per whole answer")
+    print(f"memory per open stream: {await memory_per_stream(proxies[0], 400) / 1024:.1f} KiB")
+    delays = await cancel_delays_s(200)
+    print(
+        "caller gone to engine closed: "
+        f"p50 {delays[len(delays) // 2] * 1e3:.2f} ms, p99 {delays[-3] * 1e3:.2f} ms"
+    )
+
+
+def bench(options: argparse.Namespace) -> None:
+    upstream, port = free_port(), free_port()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(process(own("upstream", upstream), upstream))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        proxies = [
+            Proxy("relay", port, stack.enter_context(process(own("relay", port, upstream), port)))
+        ]
+        if other := yardstick(folder, upstream):
+            name, other_port, command = other
+            pid = stack.enter_context(process(command, other_port))
+            proxies.append(Proxy(name, other_port, pid))
+        else:
+            print("neither nginx nor haproxy is installed: no yardstick in this run")
+        uvloop.run(measure(proxies, options))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["upstream"]:
+        uvloop.run(serve_upstream(int(sys.argv[2])))
+    elif sys.argv[1:2] == ["relay"]:
+        serve_relay(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+        parser.add_argument("--seconds", type=float, default=6.0, help="per proxy, streams")
+        parser.add_argument("--streams", type=int, default=32, help="open at once")
+        parser.add_argument("--clients", type=int, default=16, help="of whole answers")
+        bench(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.domain import Surface
+from gateway.sse import END_RULES, MAX_EVENT_BYTES, TAIL_BYTES, BodyFacts, StreamScanner, scan_body
+from tests.gateway.scripted import DONE, event
+
+RULE = END_RULES[Surface.CHAT]
+FACTS = (
+    "events",
+    "done",
+    "error",
+    "error_event",
+    "error_code",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "complete",
+)
+USAGE = ',"usage":{"prompt_tokens":7,"total_tokens":16,"completion_tokens":9}'
+ERROR = b'data: {"error":{"message":"no \\"code\\": 404","type":"x","param":null,"code":503}}\n\n'
+
+
+def scan(*parts: bytes) -> dict[str, Any]:
+    scanner = StreamScanner(RULE)
+    for part in parts:
+        scanner.feed(part)
+    return {name: getattr(scanner, name) for name in FACTS}
+
+
+def test_a_stream_with_finish_reason_and_mark_is_complete() -> None:
+    facts = scan(event("a"), event("b"), event("", "stop"), DONE)
+    assert facts == {
+        "events": 4,
+        "done": True,
+        "error": None,
+        "error_event": 0,
+        "error_code": None,
+        "finish_reason": "stop",
+        "prompt_tokens": None,
+        "completion_tokens": None,
+        "complete": True,
+    }
+
+
+@pytest.mark.parametrize("surface", [Surface.CHAT, Surface.COMPLETIONS])
+def test_every_streaming_surface_has_the_openai_end_rule(surface: Surface) -> None:
+    assert END_RULES[surface].mark == b"[DONE]"
+    assert END_RULES[surface].good == {
+        "stop",
+        "length",
+        "tool_calls",
+        "function_call",
+        "content_filter",
+    }
+
+
+@pytest.mark.parametrize("reason", sorted(RULE.good))
+def test_each_good_finish_reason_completes(reason: str) -> None:
+    assert scan(event("", reason), DONE)["complete"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [event("a"), DONE],
+        [event("", "stop")],
+        [event("", "abort"), DONE],
+        [event("", "error"), DONE],
+        [event("", "new_reason"), DONE],
+        [event("", "stop"), ERROR, DONE],
+        [event("", "stop"), b"data: [DONE]"],
+        [event("", "stop"), b": [DONE]\n\n"],
+        [event("[DONE]", "stop")],
+        [DONE],
+    ],
+)
+def test_whatever_misses_a_part_of_the_end_rule_is_not_complete(parts: list[bytes]) -> None:
+    assert not scan(*parts)["complete"]
+
+
+def test_a_bad_finish_reason_is_not_forgotten_for_a_later_good_one() -> None:
+    facts = scan(event("", "abort"), event("", "stop"), DONE)
+    assert (facts["finish_reason"], facts["complete"]) == ("abort", False)
+
+
+def test_an_error_event_tells_its_place_code_and_data() -> None:
+    assert scan(ERROR)["error_event"] == 1
+    facts = scan(event("a"), ERROR, DONE)
+    assert (facts["error_event"], facts["error_code"]) == (2, 503)
+    assert json.loads(facts["error"])["error"]["type"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b'data: {"error":"Unauthorized"}\n\n', None),
+        (b'data: {"error": {"message":"x","code": "429"}}\n\n', 429),
+        (b'data: {"object":"error","message":"old form","code":400}\n\n', 400),
+    ],
+)
+def test_error_events_of_every_known_form_are_errors(data: bytes, code: int | None) -> None:
+    facts = scan(data)
+    assert (facts["error_event"], facts["error_code"]) == (1, code)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"finish_reason":"abort"',
+        '"error":{"code":500}',
+        "data: [DONE]\n\n",
+        '"usage":{"prompt_tokens":1}',
+        "error",
+        "usage",
+        "finish_reason",
+    ],
+)
+def test_text_of_the_model_is_never_taken_for_a_fact(text: str) -> None:
+    escaped = json.dumps(text)[1:-1]
+    facts = scan(event(escaped), event(escaped, "stop"), DONE)
+    assert (facts["error"], facts["finish_reason"], facts["complete"]) == (None, "stop", True)
+    assert (facts["events"], facts["prompt_tokens"]) == (3, None)
+
+
+def test_usage_is_that_of_the_last_event_that_bears_it() -> None:
+    first = event("a", None, ',"usage":{"prompt_tokens":7,"completion_tokens":1}')
+    last = b'data: {"choices":[]' + USAGE.encode() + b"}\n\n"
+    facts = scan(first, event("", "length"), last, DONE)
+    assert (facts["prompt_tokens"], facts["completion_tokens"]) == (7, 9)
+    assert scan(event("a", None, ',"usage":null'))["prompt_tokens"] is None
+
+
+def test_comments_and_empty_blocks_are_not_data() -> None:
+    assert scan(b": keep-alive\n\n", b"\n\n\n", b"event: ping\nid: 4\n\n")["events"] == 0
+    assert scan(b": note\ndata: {}\n\n")["events"] == 1
+
+
+def test_data_over_several_lines_is_one_event() -> None:
+    facts = scan(b'data: {"error":\ndata: {"code":503}}\n\n')
+    assert (facts["events"], facts["error_code"]) == (1, 503)
+
+
+def test_json_with_other_spacing_says_the_same() -> None:
+    spaced = b'data: {"choices": [{"finish_reason" : "stop"}]}\n\n'
+    assert scan(spaced, DONE)["complete"]
+    assert scan(b'data:{"choices":[{"finish_reason":  null}]}\n\n', DONE)["finish_reason"] is None
+
+
+def test_open_bytes_are_those_of_the_event_that_is_not_whole() -> None:
+    scanner = StreamScanner(RULE)
+    scanner.feed(event("a") + b"data: {")
+    assert (scanner.open_bytes, scanner.torn) == (7, False)
+    scanner.feed(b"}\n")
+    assert scanner.open_bytes == 9
+    scanner.feed(b"\n")
+    assert (scanner.open_bytes, scanner.events) == (0, 2)
+
+
+def test_an_event_of_any_length_is_counted_in_bounded_memory() -> None:
+    scanner = StreamScanner(RULE)
+    huge = event("y" * (4 * MAX_EVENT_BYTES), "stop")
+    for start in range(0, len(huge), 1000):
+        scanner.feed(huge[start : start + 1000])
+        assert len(scanner._block) <= MAX_EVENT_BYTES + 1000
+    assert (scanner.events, scanner.finish_reason, scanner.torn) == (1, "stop", False)
+
+
+def test_a_huge_comment_is_still_no_data() -> None:
+    assert scan(b": " + b"data:" * MAX_EVENT_BYTES, b"\n\n")["events"] == 0
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+TEXT = st.text(alphabet=st.sampled_from('ab"\\:{}[]DONE \n\r,datfinsh_reuo'), max_size=30)
+BLOCKS = st.one_of(
+    st.builds(lambda t: event(json.dumps(t)[1:-1]), TEXT),
+    st.builds(
+        lambda t, f: event(json.dumps(t)[1:-1], f), TEXT, st.sampled_from(["stop", "abort", "x"])
+    ),
+    st.just(event("a", None, USAGE)),
+    st.sampled_from(
+        [DONE, ERROR, b": keep-alive\n\n", b"\n", b"data: a\ndata: b\n\n", b"data\n\n"]
+    ),
+    st.binary(max_size=20),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(BLOCKS, max_size=8), st.booleans(), st.lists(st.integers(0, 5000), max_size=12))
+def test_the_facts_do_not_depend_on_how_the_bytes_are_cut(
+    blocks: list[bytes], crlf: bool, places: list[int]
+) -> None:
+    data = b"".join(blocks)
+    if crlf:
+        data = data.replace(b"\n", b"\r\n")
+    whole = scan(data)
+    assert scan(*cut(data, places)) == whole
+    assert scan(*(data[i : i + 1] for i in range(len(data)))) == whole
+    assert scan(*blocks) == whole or crlf
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(-3, 3),
+    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\n\r\n"]),
+    st.lists(st.integers(0, MAX_EVENT_BYTES + TAIL_BYTES), max_size=4),
+    st.integers(0, 6),
+)
+def test_events_about_as_long_as_the_bound_do_not_depend_on_the_cuts(
+    over: int, end: bytes, places: list[int], before_end: int
+) -> None:
+    start, finish = b'data: {"text":"', b'","finish_reason":"stop"}'
+    filler = b"z" * (MAX_EVENT_BYTES + over - len(start) - len(finish))
+    data = start + filler + finish + end + ERROR
+    places = [*places, len(data) - len(ERROR) - before_end]
+    assert scan(*cut(data, places)) == scan(data)
+    assert scan(data)["finish_reason"] == "stop"
+
+
+def test_what_is_kept_of_a_huge_event_does_not_depend_on_a_cut_within_its_end() -> None:
+    finish = b'"finish_reason":"stop"'
+    head = b'data: {"text":"' + b"z" * MAX_EVENT_BYTES + b'",'
+    data = head + finish + b" " * (TAIL_BYTES - len(finish)) + b"\n\n"
+    assert scan(data)["finish_reason"] == scan(data[:-1], data[-1:])["finish_reason"] == "stop"
+
+
+def test_events_with_different_line_ends_may_share_a_read() -> None:
+    assert scan(b"data: a\r\n\r\ndata: b\n\n")["events"] == 2
+    assert scan(b"data: a\r\n\r\n: b\n\ndata: c\n\n")["events"] == 2
+
+
+def test_a_whole_answer_tells_its_finish_reason_and_usage() -> None:
+    body = b'{"choices":[{"finish_reason":"length"},{"finish_reason":"stop"}]' + USAGE.encode()
+    assert scan_body(body + b"}") == BodyFacts(False, None, "stop", 7, 9)
+
+
+def test_one_bad_choice_of_several_is_what_is_told() -> None:
+    body = b'{"choices":[{"finish_reason":"abort"},{"finish_reason":"stop"}]}'
+    assert scan_body(body).finish_reason == "abort"
+
+
+def test_an_answer_that_is_an_error_says_so() -> None:
+    facts = scan_body(b'{"error":{"message":"m","type":"t","param":null,"code":404}}')
+    assert (facts.error, facts.error_code) == (True, 404)
+    assert not scan_body(b'{"error":null,"choices":[{"message":{"content":"error"}}]}').error
+
+
+@given(st.binary(max_size=300))
+def test_bytes_that_are_no_answer_have_no_facts_and_do_no_harm(data: bytes) -> None:
+    scan_body(data)
+    scan(data)
