@@ -6,10 +6,8 @@ ends a request raises ``Refused``; the failure contract makes the answer. Whatev
 request is recorded exactly once, in ``__call__``.
 """
 
-import asyncio
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +19,7 @@ from gateway.config import Settings
 from gateway.contract import CONTRACT, Answer, RetryAfter, answer
 from gateway.counting import CountingStage, affinity
 from gateway.domain import AdmissionMode, FlowKey, Outcome, Principal, Refused, Surface
-from gateway.edge import ClientGone, Receive, read_body, watch_caller
+from gateway.edge import ClientGone, Receive, caller_ending, read_body
 from gateway.engines import Prober
 from gateway.head import (
     TARGETS,
@@ -33,7 +31,7 @@ from gateway.head import (
 )
 from gateway.intake import Held, Intake
 from gateway.journal import Journal
-from gateway.lifetime import Ending, Timeline, Timeouts
+from gateway.lifetime import Timeline, Timeouts
 from gateway.observe import Observer, log_line
 from gateway.prompt import requested_model
 from gateway.relay import Relayed, Send, UpstreamCall, relay
@@ -46,6 +44,9 @@ from gateway.wire import EngineClient
 __all__ = ["Gateway", "Parts"]
 
 Scope = MutableMapping[str, Any]
+
+# Retries that may follow each other; every relayed request adds ``retry_budget`` up to this.
+RETRY_BURST = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,9 @@ class Gateway:
         total_s = upstream.total_timeout_s
         self._streamed = Timeouts(upstream.first_byte_timeout_s, upstream.idle_timeout_s, total_s)
         # An engine sends the head of an answer that is not streamed when all of it is made.
-        self._whole = Timeouts(total_s, upstream.idle_timeout_s, total_s)
+        self._whole = Timeouts(upstream.answer_timeout_s, upstream.idle_timeout_s, total_s)
         self._specs = {spec.group: spec for spec in parts.settings.flow_specs()}
-        self._relayed = 0
-        self._retried = 0
+        self._retries_left = RETRY_BURST
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and record it, however it ends."""
@@ -137,9 +137,8 @@ class Gateway:
                 await self._send(visit, self._models(principal), send)
                 return
             body = await self._body(held, scope, receive)
-            async with _watched(receive, visit.ending):
-                request = await self._classify(visit, surface, principal, body, scope["headers"])
-                await self._admit_and_relay(visit, request, send)
+            request = await self._classify(visit, surface, principal, body, scope["headers"])
+            await self._admit_and_relay(visit, request, send)
         finally:
             self.parts.intake.leave(held)
 
@@ -199,7 +198,8 @@ class Gateway:
 
     async def _admit_and_relay(self, visit: Visit, request: _Request, send: Send) -> None:
         """Wait for an engine and relay; once more on another if nothing was sent to the first."""
-        self._relayed += 1
+        budget = self.parts.settings.document.upstream.retry_budget
+        self._retries_left = min(RETRY_BURST, self._retries_left + budget)
         while True:
             held = await self.parts.turnstile.enter(request.offer, request.mode, visit.ending)
             visit.engine = held.engine
@@ -215,7 +215,7 @@ class Gateway:
                 await self._end(visit, relayed, send)
                 return
             visit.retries += 1
-            self._retried += 1
+            self._retries_left -= 1
 
     async def _relay(self, visit: Visit, request: _Request, held: Pass, send: Send) -> Relayed:
         turnstile = self.parts.turnstile
@@ -238,13 +238,13 @@ class Gateway:
         return relayed
 
     def _may_retry(self, relayed: Relayed, visit: Visit) -> bool:
-        """Only where nothing was sent anywhere, once, and within the retry budget."""
-        budget = self.parts.settings.document.upstream.retry_budget
+        """Only where nothing was sent anywhere, once, and within the recent retry budget."""
         return (
             relayed.detail == "connect_failed"
             and not visit.ending.is_set()
             and visit.retries == 0
-            and self._retried < budget * self._relayed + 1
+            and self._retries_left >= 1
+            and self.parts.settings.document.upstream.retry_budget > 0
         )
 
     async def _end(self, visit: Visit, relayed: Relayed, send: Send) -> None:
@@ -310,7 +310,8 @@ class Gateway:
     def _visit(self, scope: Scope) -> Visit:
         headers = scope["headers"]
         request_id = sanitize.request_id(headers, self.parts.fresh_id())
-        visit = Visit(request_id, self.parts.clock(), Timeline(self.parts.clock))
+        marks, ending = Timeline(self.parts.clock), caller_ending(scope)
+        visit = Visit(request_id, self.parts.clock(), marks, ending)
         visit.trace_id = trace_id(headers)
         return visit
 
@@ -362,13 +363,3 @@ def _json(status: int, outcome: Outcome, body: bytes) -> Answer:
         (b"x-sluicegate-outcome", outcome.encode()),
     ]
     return Answer(status, headers, body)
-
-
-@asynccontextmanager
-async def _watched(receive: Receive, ending: Ending) -> AsyncIterator[None]:
-    """While inside, the caller's leaving sets the ending."""
-    watching = asyncio.get_running_loop().create_task(watch_caller(receive, ending))
-    try:
-        yield
-    finally:
-        watching.cancel()

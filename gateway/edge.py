@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_hex
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.contract import answer
 from gateway.domain import Outcome, Refused
@@ -27,9 +28,9 @@ __all__ = [
     "EdgeLimits",
     "EdgeProtocol",
     "Receive",
+    "caller_ending",
     "read_body",
     "uvicorn_config",
-    "watch_caller",
 ]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,6 +38,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # How long a refused caller may go on sending before the connection is cut. Closing at once
 # would reset it, and the answer could be lost on the way.
 _LINGER_S = 1.0
+_MAX_PIPELINED = 8
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -101,11 +103,10 @@ async def _read_parts(
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def watch_caller(receive: Receive, ending: Ending) -> None:
-    """Set ``ending`` when the caller leaves; to be started once the body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    ending.set(Outcome.CLIENT_CANCELLED)
+def caller_ending(scope: MutableMapping[str, Any]) -> Ending:
+    """What ends this request when its caller leaves, at once and without a task of its own."""
+    ending: Ending = scope["sluicegate.ending"]
+    return ending
 
 
 def uvicorn_config(
@@ -200,6 +201,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._reading_body = False
         self._refusal: tuple[Outcome, str] | None = None
         self._deaf = False
+        self._under_way: list[RequestResponseCycle] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
@@ -218,7 +220,11 @@ class EdgeProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._limits.header_timeout_s, self._check_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """End the requests that are under way, and forget the timers."""
+        for cycle in self._under_way:
+            # uvicorn tells only the newest of pipelined requests.
+            cycle.disconnected = True
+            caller_ending(cast("MutableMapping[str, Any]", cycle.scope)).set()
         for timer in (self._timer, self._stall):
             if timer is not None:
                 timer.cancel()
@@ -260,7 +266,16 @@ class EdgeProtocol(HttpToolsProtocol):
         self._overhead_bytes = 0
         if self._refusal is not None:
             raise ValueError(self._refusal[1])
+        if self.cycle is None or self.cycle.response_complete:
+            self._under_way.clear()
+        self.scope["sluicegate.ending"] = Ending()  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self._under_way.append(self.cycle)
+        # uvicorn stops reading while requests are queued, and would not see the caller leave.
+        if len(self.pipeline) > _MAX_PIPELINED:
+            self.transport.abort()
+        elif self.pipeline:
+            self.flow.resume_reading()
         self.headers = []  # where trailers go; those of the scope have been judged
 
     def on_body(self, body: bytes) -> None:
@@ -322,7 +337,8 @@ class EdgeProtocol(HttpToolsProtocol):
             self._timer.cancel()
         reply = answer(outcome, message)
         lines = [b"HTTP/1.1 %d \r\nconnection: close" % reply.status]
-        lines += [b"%b: %b" % header for header in reply.headers]
+        own = (b"x-request-id", token_hex(16).encode())
+        lines += [b"%b: %b" % header for header in (*reply.headers, own)]
         self.transport.write(b"\r\n".join([*lines, b"", reply.body]))
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -125,6 +125,7 @@ keys_file = "keys.toml"
 
 [upstream]
 first_byte_timeout_s = {120 / per_s!r}
+answer_timeout_s = {600 / per_s!r}
 idle_timeout_s = {60 / per_s!r}
 total_timeout_s = {900 / per_s!r}
 

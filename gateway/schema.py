@@ -106,6 +106,7 @@ class Upstream(BaseModel):
     model_config = _FROZEN
     connect_timeout_s: Seconds = 2.0
     first_byte_timeout_s: Seconds = 120.0
+    answer_timeout_s: Seconds = 600.0
     idle_timeout_s: Seconds = 60.0
     total_timeout_s: Seconds = 900.0
     keepalive_s: Annotated[float, Field(gt=0, lt=5, strict=False)] = 4.0

@@ -3,7 +3,7 @@
 Filled stage by stage in ``app``; read once at the end, for the metrics and the log line.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.domain import Arm, Outcome, Principal, Surface
 from gateway.lifetime import Ending, Timeline
@@ -19,8 +19,8 @@ class Visit:
     request_id: str
     arrived_s: float
     marks: Timeline
+    ending: Ending
     surface: Surface | None = None
-    ending: Ending = field(default_factory=Ending)
     outcome: Outcome = Outcome.INTERNAL_ERROR
     status: int | None = None
     committed: bool = False

@@ -3,8 +3,8 @@
 Run: python -m tests.bench.bench_relay [--seconds 6] [--streams 32] [--clients 16]
 
 Upstream and proxies are processes of their own; a proxy's CPU time is read from /proc, so the
-figures are per streamed chunk (an event each 5 ms) and per short whole answer. The application
-that is measured is only the edge and the relay. Wall times on a shared machine are no figures;
+figures are per streamed chunk (an event each 5 ms) and per short whole answer. Measured are the
+edge and the relay alone, and the whole gateway. Wall times on a shared machine are no figures;
 the ratio of two CPU times in one run is. Also: memory per open stream, and the time from a
 caller's leaving to the close of the engine's connection. Asserts nothing.
 """
@@ -23,14 +23,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
+import orjson
 import uvicorn
 import uvloop
 
 from gateway.domain import Outcome, Surface
-from gateway.edge import EdgeLimits, read_body, uvicorn_config, watch_caller
-from gateway.lifetime import Ending, Timeline, Timeouts
+from gateway.edge import EdgeLimits, caller_ending, read_body, uvicorn_config
+from gateway.lifetime import Timeline, Timeouts
+from gateway.quickstart import EngineFacts, Wish, write_configuration
 from gateway.relay import UpstreamCall, relay
 from gateway.wire import EngineClient
 from tests.gateway.scripted import CHUNKED_HEAD, DONE, LAST_CHUNK, chunk, event, plain
@@ -45,11 +47,12 @@ WHOLE = plain(
     b'"usage":{"prompt_tokens":10,"completion_tokens":1}}',
     headers=b"content-type: application/json\r\n",
 )
-PROMPT = b"x" * 400
+PROMPT = "A sluice gate lets through what the channel can carry. " * 8
+PATH = "/v1/chat/completions"
 MODES = ("stream", "whole")
 
 
-# The upstream: answers by the first word of the body.
+# The upstream: answers by the user that the body names.
 
 
 class Upstream(asyncio.Protocol):
@@ -71,14 +74,17 @@ class Upstream(asyncio.Protocol):
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
         if found and len(body) >= length:
             self.data = b""
-            self.answer(body)
+            if head.startswith(b"GET"):  # a health probe
+                self.transport.write(plain(b"{}"))
+            else:
+                self.answer(body)
 
     def answer(self, body: bytes) -> None:
-        if body.startswith(b"whole"):
+        if b'"user":"whole"' in body:
             self.transport.write(WHOLE)
             return
         self.transport.write(CHUNKED_HEAD + ONE)
-        if body.startswith(b"stream"):
+        if b'"user":"stream"' in body:
             self.left = EVENTS - 1
             self.tick()
 
@@ -117,12 +123,10 @@ def serve_relay(port: int, upstream: int) -> None:
         if not clients:
             clients.append(EngineClient(f"http://127.0.0.1:{upstream}"))
         body = await read_body(receive, 1 << 20, 10.0)
-        gone = Ending()
-        watching = asyncio.get_running_loop().create_task(watch_caller(receive, gone))
-        stream = not body.startswith(b"whole")
-        call = UpstreamCall(b"/v1/x", headers, body, stream, Surface.CHAT, headers[1:])
+        gone = caller_ending(scope)
+        stream = b'"user":"whole"' not in body
+        call = UpstreamCall(PATH.encode(), headers, body, stream, Surface.CHAT, headers[1:])
         result = await relay(clients[0], call, send, gone, Timeline(time.monotonic), limits)
-        watching.cancel()
         if result.outcome not in {Outcome.COMPLETED, Outcome.CLIENT_CANCELLED}:
             print(result, file=sys.stderr)
 
@@ -137,12 +141,19 @@ def serve_relay(port: int, upstream: int) -> None:
 class Callers(asyncio.Protocol):
     """One caller that sends its next request when its answer is whole, until ``deadline``."""
 
+    key = ""  # of the whole gateway; the others do not look at it
+
     def __init__(self, mode: str, port: int, deadline: float, done: Callable[[int], None]) -> None:
-        body = mode.encode() + b" " + PROMPT
-        self.request = (
-            b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (port, len(body), body)
+        asked = {"model": "m", "stream": mode != "whole", "user": mode, "max_tokens": EVENTS}
+        body = orjson.dumps({**asked, "messages": [{"role": "user", "content": PROMPT}]})
+        lines = (
+            f"POST {PATH} HTTP/1.1",
+            f"host: 127.0.0.1:{port}",
+            f"authorization: Bearer {self.key}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
         )
+        self.request = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
         self.end = LAST_CHUNK if mode == "stream" else b"}}"
         self.deadline, self.done = deadline, done
         self.tail = b""
@@ -259,9 +270,9 @@ def yardstick(folder: str, upstream: int) -> tuple[str, int, list[str]] | None:
 
 
 @contextlib.contextmanager
-def process(command: list[str], port: int) -> Iterator[int]:
+def process(command: list[str], port: int, log: IO[bytes] | None = None) -> Iterator[int]:
     """Run ``command`` until it listens on ``port``; end it afterwards."""
-    running = subprocess.Popen(command)
+    running = subprocess.Popen(command, stdout=log)
     try:
         for _ in range(200):
             with socket.socket() as probe:
@@ -274,6 +285,20 @@ def process(command: list[str], port: int) -> Iterator[int]:
     finally:
         running.send_signal(signal.SIGKILL)
         running.wait()
+
+
+@contextlib.contextmanager
+def whole_gateway(folder: str, upstream: int) -> Iterator[Proxy]:
+    """The product as it is served: keys, counting, admission, metrics and log all on."""
+    port = free_port()
+    wish = Wish(port=port, admin_port=free_port())
+    engines = [f"http://127.0.0.1:{upstream}"]
+    started = write_configuration(Path(folder) / "gateway", engines, EngineFacts("m"), wish)
+    Callers.key = started.keys["interactive"]
+    command = [sys.executable, "-m", "gateway", "serve", "--config", str(started.config)]
+    with Path(folder, "log").open("wb") as log, process(command, port, log) as pid:
+        time.sleep(1.0)  # until its first probe has found the engine
+        yield Proxy("gateway", port, pid)
 
 
 def own(role: str, *ports: int) -> list[str]:
@@ -340,10 +365,14 @@ async def measure(proxies: list[Proxy], options: argparse.Namespace) -> None:
         rows[proxy.name] = (streamed, whole)
         print(f"{proxy.name:10}{streamed:10.1f}{whole:10.1f}")
     for name, (streamed, whole) in rows.items():
-        if name != "relay":
-            print(f"relay / {name}: {rows['relay'][0] / streamed:.2f} per chunk, ", end="")
-            print(f"{rows['relay'][1] / whole:.2f} per whole answer")
-    print(f"memory per open stream: {await memory_per_stream(proxies[0], 400) / 1024:.1f} KiB")
+        if name not in {"relay", "gateway"}:
+            for own_name in ("relay", "gateway"):
+                chunk_us, whole_us = rows[own_name]
+                print(f"{own_name} / {name}: {chunk_us / streamed:.1f} per chunk, ", end="")
+                print(f"{whole_us / whole:.1f} per whole answer")
+    for proxy in proxies[:2]:
+        kib = await memory_per_stream(proxy, 100) / 1024
+        print(f"memory per open stream, {proxy.name}: {kib:.1f} KiB")
     delays = await cancel_delays_s(200)
     print(
         "caller gone to engine closed: "
@@ -357,7 +386,8 @@ def bench(options: argparse.Namespace) -> None:
         stack.enter_context(process(own("upstream", upstream), upstream))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         proxies = [
-            Proxy("relay", port, stack.enter_context(process(own("relay", port, upstream), port)))
+            Proxy("relay", port, stack.enter_context(process(own("relay", port, upstream), port))),
+            stack.enter_context(whole_gateway(folder, upstream)),
         ]
         if other := yardstick(folder, upstream):
             name, other_port, command = other

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from gateway.domain import Outcome, Refused
-from gateway.edge import ClientGone, EdgeLimits, read_body, uvicorn_config, watch_caller
+from gateway.edge import ClientGone, EdgeLimits, caller_ending, read_body, uvicorn_config
 from gateway.lifetime import Ending
 from tests.gateway.scripted import BACKEND, eventually
 
@@ -292,14 +292,12 @@ async def test_a_caller_that_does_not_read_is_dropped_and_the_application_is_tol
 
     async def flood(scope: Any, receive: Any, send: Any) -> None:
         await read_body(receive, 10, 5.0)
-        ending = Ending()
-        watching = asyncio.ensure_future(watch_caller(receive, ending))
+        ending = caller_ending(scope)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while not ending.is_set():
             await send({"type": "http.response.body", "body": b"z" * 65536, "more_body": True})
             await asyncio.sleep(0)
         assert ending.outcome is Outcome.CLIENT_CANCELLED
-        await watching
         told.set()
 
     async with served(flood, EdgeLimits(send_timeout_s=0.1)) as edge:
@@ -353,8 +351,8 @@ async def test_a_caller_that_leaves_sets_the_ending() -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await read_body(receive, 10, 5.0)
-        ending = Ending()
-        await watch_caller(receive, ending)
+        ending = caller_ending(scope)
+        await ending.wait()
         assert ending.outcome is Outcome.CLIENT_CANCELLED
         ended.set()
 
@@ -435,3 +433,19 @@ async def test_whoever_accounts_for_the_bytes_may_refuse_them() -> None:
 
     with pytest.raises(Refused, match="full"):
         await read_body(receiving(part(b"abc", more=False)), 10, 5.0, full)
+
+
+async def test_a_caller_that_leaves_ends_its_pipelined_requests_too() -> None:
+    endings: list[Ending] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        endings.append(caller_ending(scope))
+        await endings[-1].wait()
+        await reply(send, b"too late")
+
+    async with served(app) as edge:
+        _, writer = await edge.open()
+        writer.write(GET + GET)
+        await eventually(lambda: len(endings) == 1)
+        writer.close()
+        await eventually(endings[0].is_set)

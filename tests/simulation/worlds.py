@@ -1,9 +1,9 @@
-"""Worlds for the virtual-time scenarios: arrivals as data, the core as the gate, engines in time."""
+"""Worlds for the virtual-time scenarios: arrivals as data, the core as gate, engines in time."""
 
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import loadgen.engine
@@ -77,8 +77,8 @@ class World:
     flows: tuple[FlowSpec, ...] = (SHORT, LONG)
     limits: EngineLimits = LIMITS
     engines: int = 1
-    config: SchedulerConfig = SchedulerConfig()
-    route: RouteView = RouteView("pool")
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    route: RouteView = field(default_factory=lambda: RouteView("pool"))
 
     def core(self) -> Admission:
         names = [f"engine-{i}" for i in range(self.engines)]

