@@ -220,6 +220,7 @@ class Gateway:
     async def _relay(self, visit: Visit, request: _Request, held: Pass, send: Send) -> Relayed:
         turnstile = self.parts.turnstile
         visit.marks.on_first_event = lambda: turnstile.first_event(held)
+        visit.marks.on_progress = lambda events: turnstile.grow(held, events)
         call = UpstreamCall(
             TARGETS[request.surface],
             request.headers,

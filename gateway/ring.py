@@ -63,6 +63,8 @@ class Ring:
         The caller takes the lease before it asks again. Heads that may not hold a second
         time are left in ``refused``; while there are any, it asks again too.
         """
+        if all(flow.head is None for flow in self.flows):
+            return None
         if self.holding:
             self._survey_held()
             held = self._held_head(now)

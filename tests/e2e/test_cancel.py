@@ -59,6 +59,8 @@ async def engine_runs(engine: str, count: int) -> bool:
     return bool((await sim_state(engine))["running"] == count)
 
 
+# Long enough for the engine to be found at work on it before its first token.
+LONG = [{"role": "user", "content": "word " * 1500}]
 WAYS = pytest.mark.parametrize("abruptly", [False, True], ids=["closed", "reset"])
 STREAMS = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 
@@ -95,15 +97,31 @@ async def test_a_caller_who_leaves_before_the_first_byte_ends_the_work(
     tight: Front, slow: str, stream: bool, abruptly: bool
 ) -> None:
     before = await phases(tight)
-    body = endless() if not stream else {**chat("word " * 1500), "stream": True, "max_tokens": 3000}
     async with tight.expect(client_cancelled=1), Caller(tight) as caller:
-        await caller.send({**body, "ignore_eos": True})
+        await caller.send({**endless(messages=LONG), "stream": stream})
         await eventually(lambda: engine_runs(slow, 1))
         caller.leave(abruptly=abruptly)
         await engine_idle(slow)
     assert (await phases(tight))["before_first_byte"] - before["before_first_byte"] == 1
     line = tight.requests()[-1]
     assert (line["outcome"], line["status"]) == ("client_cancelled", 499)
+
+
+@WAYS
+@STREAMS
+async def test_a_caller_who_leaves_while_its_request_is_on_a_used_connection_is_not_sent_again(
+    tight: Front, slow: str, stream: bool, abruptly: bool
+) -> None:
+    # A connection that fails before it said anything may be stale, and is tried once more; one
+    # that the gateway itself gave up must not be.
+    async with tight.expect(completed=1, client_cancelled=1), Caller(tight) as caller:
+        assert (await tight.ask(chat(max_tokens=1))).status_code == 200
+        sent = (await sim_state(slow))["requests_total"]
+        await caller.send({**endless(n=2, messages=LONG), "stream": stream})
+        await eventually(lambda: engine_runs(slow, 2))
+        caller.leave(abruptly=abruptly)
+        await engine_idle(slow)
+    assert (await sim_state(slow))["requests_total"] == sent + 1
 
 
 @WAYS

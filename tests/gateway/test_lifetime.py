@@ -75,3 +75,11 @@ def test_a_timeline_notes_first_last_and_longest_gap() -> None:
         marks.saw(events)
     assert (marks.first_event_s, marks.last_event_s, marks.max_gap_s) == (1.0, 4.25, 2.5)
     assert (marks.events, firsts) == (6, [1])
+
+
+def test_progress_is_told_each_time_another_64_events_have_passed() -> None:
+    told: list[int] = []
+    marks = Timeline(clock=lambda: 0.0, on_progress=told.append)
+    for events in (1, 63, 64, 70, 127, 130, 400, 401):
+        marks.saw(events)
+    assert told == [64, 130, 400]
