@@ -91,6 +91,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_aborted",
         "_buffered",
         "_client",
         "_connecting",
@@ -114,7 +115,7 @@ class Exchange:
         self._connecting: asyncio.Task[Connection] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: WireError | None = None
-        self._finished = False
+        self._finished = self._aborted = False
         self._parts: list[bytes] = []
         self._buffered = 0
         self.status = 0
@@ -143,8 +144,12 @@ class Exchange:
             self._raise_if_over()
 
     def _stale(self, connection: Connection) -> bool:
-        """Whether the engine had closed the connection before it saw the request."""
-        return isinstance(self._error, Disconnected) and connection.silent
+        """Whether the engine had closed the connection before it saw the request.
+
+        An exchange that was ended from outside is over: sending it again would run it for nobody.
+        """
+        lost = isinstance(self._error, Disconnected) and connection.silent
+        return lost and not self._aborted
 
     async def _connect(self) -> Connection:
         self._raise_if_over()
@@ -183,7 +188,7 @@ class Exchange:
     def abort(self, error: WireError) -> None:
         """End the exchange from outside: the pending or next call raises ``error``."""
         if not self._finished and self._error is None:
-            self._error = error
+            self._error, self._aborted = error, True
             self._parts.clear()
             self.close()
             self._wake()

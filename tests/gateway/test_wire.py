@@ -263,19 +263,22 @@ async def test_a_reused_connection_that_has_begun_to_answer_is_not_replaced() ->
         assert engine.connections == 1
 
 
-async def test_an_abort_on_a_reused_connection_is_no_reason_to_send_again() -> None:
+@pytest.mark.parametrize("reason", [TimedOut("late"), Disconnected("ended from outside")])
+async def test_an_abort_on_a_reused_connection_is_no_reason_to_send_again(
+    reason: WireError,
+) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(plain(b"ok"))
         await peer.request()
-        exchange.abort(TimedOut("late"))
+        exchange.abort(reason)
         await peer.closed()
 
     async with scripted_engine(script) as engine:
         client = EngineClient(engine.url)
         exchange = client.exchange(b"POST", b"/", HEADERS, b"{}")
         await fetch(client)
-        with pytest.raises(TimedOut):
+        with pytest.raises(type(reason)):
             await exchange.start()
         assert engine.connections == 1
 
