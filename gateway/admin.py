@@ -6,7 +6,7 @@ while it drains or while no pool has a healthy engine.
 """
 
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 
 import orjson
@@ -20,23 +20,27 @@ from gateway.schema import AdminToken
 
 __all__ = ["build_admin"]
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_admin(gateway: Gateway, tokens: Sequence[AdminToken]) -> Starlette:
-    """The operators' application; ``tokens`` are the digests that open ``/admin``."""
+    """The operators' application; ``tokens`` are the digests that open ``/admin``.
 
-    def live(_: Request) -> Response:
+    All endpoints run on the loop: in a thread they would see the core while it changes.
+    """
+
+    async def live(_: Request) -> Response:
         return _json({"status": "live"})
 
-    def ready(_: Request) -> Response:
+    async def ready(_: Request) -> Response:
         reason = gateway.unready_reason()
         return _json({"status": "ready"}) if reason is None else _json({"status": reason}, 503)
 
-    def metrics(_: Request) -> Response:
+    async def metrics(_: Request) -> Response:
         return Response(gateway.observer.page(), media_type=METRICS_TYPE)
 
-    def status(_: Request) -> Response:
+    async def status(_: Request) -> Response:
         return _json(gateway.status())
 
     return Starlette(
@@ -49,13 +53,11 @@ def build_admin(gateway: Gateway, tokens: Sequence[AdminToken]) -> Starlette:
     )
 
 
-def _guarded(
-    endpoint: Callable[[Request], Response], tokens: Sequence[AdminToken]
-) -> Callable[[Request], Response]:
-    def guard(request: Request) -> Response:
+def _guarded(endpoint: Endpoint, tokens: Sequence[AdminToken]) -> Endpoint:
+    async def guard(request: Request) -> Response:
         if _who(request.headers.get("authorization", ""), tokens) is None:
             return _json({"error": "a token is needed: 'Authorization: Bearer <token>'"}, 401)
-        return endpoint(request)
+        return await endpoint(request)
 
     return guard
 

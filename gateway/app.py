@@ -1,11 +1,12 @@
 """The way of a request, top to bottom: the ASGI application, the only place that knows the order.
 
-``_serve`` reads as the product's sentence: intake bound, authenticate, read the body, count and
+``_serve`` reads as the product's sentence: authenticate, intake bound, read the body, count and
 classify, wait at the turnstile, relay to an engine, give the engine back, observe. A stage that
 ends a request raises ``Refused``; the failure contract makes the answer. Whatever happens, a
 request is recorded exactly once, in ``__call__``.
 """
 
+import sys
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
@@ -14,9 +15,9 @@ from typing import Any
 import orjson
 
 from gateway import sanitize
-from gateway.auth import Keyring, authenticate
+from gateway.auth import authenticate
 from gateway.config import Settings
-from gateway.contract import CONTRACT, Answer, RetryAfter, answer
+from gateway.contract import CONTRACT, Advice, Answer, RetryAfter, answer
 from gateway.counting import CountingStage, affinity
 from gateway.domain import AdmissionMode, FlowKey, Outcome, Principal, Refused, Surface
 from gateway.edge import ClientGone, Receive, caller_ending, read_body
@@ -24,7 +25,7 @@ from gateway.engines import Prober
 from gateway.head import (
     TARGETS,
     check_content_type,
-    declared_length,
+    check_declared_length,
     max_wait_s,
     surface_of,
     trace_id,
@@ -54,7 +55,6 @@ class Parts:
     """Everything the application is composed of; ``serve`` builds the real one."""
 
     settings: Settings
-    keyring: Keyring
     table: RouteTable
     intake: Intake
     counting: CountingStage
@@ -82,6 +82,7 @@ class _Request:
 class Gateway:
     """The ASGI application.
 
+    ``keyring`` may be replaced while it serves: that is how keys are added and revoked.
     ``refusing`` turns new requests away as draining; ``running`` holds what must be ended when a
     drain reaches its deadline.
     """
@@ -89,6 +90,7 @@ class Gateway:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.observer = parts.observer
+        self.keyring = parts.settings.keyring
         self.running: set[Visit] = set()
         self.draining = False
         self.refusing = False
@@ -127,17 +129,18 @@ class Gateway:
         surface = visit.surface = surface_of(scope)
         if self.refusing:
             raise Refused(Outcome.DRAINING, "The gateway is draining.")
-        held = self.parts.intake.enter(declared_length(scope["headers"]))
+        principal = visit.principal = authenticate(scope["headers"], self.keyring)
+        if principal.surfaces is not None and surface not in principal.surfaces:
+            raise Refused(Outcome.FORBIDDEN, f"This key may not use {scope['path']}.")
+        if surface is Surface.MODELS:
+            visit.outcome = Outcome.COMPLETED
+            await self._send(visit, self._models(principal), send)
+            return
+        held = self.parts.intake.enter(principal.key_id)
         try:
-            principal = visit.principal = authenticate(scope["headers"], self.parts.keyring)
-            if principal.surfaces is not None and surface not in principal.surfaces:
-                raise Refused(Outcome.FORBIDDEN, f"This key may not use {scope['path']}.")
-            if surface is Surface.MODELS:
-                visit.outcome = Outcome.COMPLETED
-                await self._send(visit, self._models(principal), send)
-                return
             body = await self._body(held, scope, receive)
-            request = await self._classify(visit, surface, principal, body, scope["headers"])
+            visit.body_bytes = held.bytes
+            request = await self._classify(visit, principal, surface, body, scope["headers"])
             await self._admit_and_relay(visit, request, send)
         finally:
             self.parts.intake.leave(held)
@@ -146,6 +149,7 @@ class Gateway:
         """The body, whole and in bounds, without what callers may not say."""
         server = self.parts.settings.document.server
         check_content_type(scope["headers"])
+        check_declared_length(scope["headers"], server.max_body_bytes)
         raw = await read_body(
             receive,
             server.max_body_bytes,
@@ -157,8 +161,8 @@ class Gateway:
     async def _classify(
         self,
         visit: Visit,
-        surface: Surface,
         principal: Principal,
+        surface: Surface,
         body: dict[str, Any],
         headers: list[tuple[bytes, bytes]],
     ) -> _Request:
@@ -168,10 +172,8 @@ class Gateway:
         if principal.models is not None and model.public not in principal.models:
             raise Refused(Outcome.FORBIDDEN, f"This key may not use {model.public}.", param="model")
         visit.model = model.public
-        asked = parts.counting.read(surface, model.public, body)
-        visit.stream = asked.stream
-        size = await parts.counting.size_class(visit, principal, asked)
-        visit.size_class = size
+        asked = await parts.counting.classify(visit, principal, surface, body)
+        size, visit.stream = visit.size_class or "", asked.stream
         self.observer.offered(size, principal.service_class)
         visit.offered = True
         route = parts.table.route(model.public, size)
@@ -193,7 +195,7 @@ class Gateway:
             max_wait_s=max_wait_s(headers),
             principal_cap=principal.max_in_flight,
         )
-        passed = sanitize.upstream_headers(headers, visit.request_id, priority)
+        passed = sanitize.upstream_headers(headers, visit.upstream_id, priority)
         return _Request(surface, offer, route.mode, passed, stamped)
 
     async def _admit_and_relay(self, visit: Visit, request: _Request, send: Send) -> None:
@@ -236,12 +238,14 @@ class Gateway:
         visit.committed = relayed.committed
         if relayed.detail == "connect_failed":
             self.parts.prober.refused(held.engine, "a request could not connect")
+        elif relayed.detail == "connect_timeout":
+            self.parts.prober.silent(held.engine, "a request could not connect in time")
         return relayed
 
     def _may_retry(self, relayed: Relayed, visit: Visit) -> bool:
         """Only where nothing was sent anywhere, once, and within the recent retry budget."""
         return (
-            relayed.detail == "connect_failed"
+            relayed.detail in {"connect_failed", "connect_timeout"}
             and not visit.ending.is_set()
             and visit.retries == 0
             and self._retries_left >= 1
@@ -253,6 +257,7 @@ class Gateway:
         visit.outcome, visit.status = relayed.outcome, relayed.status
         visit.detail = relayed.detail or None
         visit.completion_tokens = relayed.completion_tokens
+        visit.engine_prompt_tokens = relayed.prompt_tokens
         if relayed.committed or relayed.outcome is Outcome.CLIENT_CANCELLED:
             return
         if relayed.outcome is Outcome.ENGINE_ERROR:
@@ -280,13 +285,15 @@ class Gateway:
 
     def _advise(self, visit: Visit, refused: Refused) -> float | None:
         """Seconds to advise: the refusal's own figure, by a memory of how the last one went."""
+        if CONTRACT[refused.outcome].advice is Advice.NONE:
+            return None
         if refused.outcome is Outcome.NO_ENGINE:
             return self.parts.settings.document.probe.interval_s
         service = visit.principal.service_class if visit.principal else ""
         memory = self.parts.advice.get((visit.model or "", visit.size_class or "", service))
         if memory is None:
             return refused.retry_after_s
-        return memory.refused(self.parts.clock(), refused.retry_after_s or 0.0, 1.0)
+        return memory.refused(self.parts.clock(), refused.retry_after_s or 0.0)
 
     async def _send(self, visit: Visit, reply: Answer, send: Send) -> None:
         visit.committed = True
@@ -310,15 +317,22 @@ class Gateway:
 
     def _visit(self, scope: Scope) -> Visit:
         headers = scope["headers"]
-        request_id = sanitize.request_id(headers, self.parts.fresh_id())
+        fresh = self.parts.fresh_id()
+        request_id = sanitize.request_id(headers, fresh)
+        # Engines key requests by it: a caller's own id must not meet another caller's.
+        upstream_id = fresh if request_id == fresh else f"{request_id}-{fresh}"
         marks, ending = Timeline(self.parts.clock), caller_ending(scope)
-        visit = Visit(request_id, self.parts.clock(), marks, ending)
+        visit = Visit(request_id, upstream_id, self.parts.clock(), marks, ending)
         visit.trace_id = trace_id(headers)
         return visit
 
     def _log_fault(self, visit: Visit) -> None:
+        """Where it broke and on what kind of error; its message may quote the caller."""
+        kind, _, trace = sys.exc_info()
+        where = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(trace)]
+        name = kind.__name__ if kind else ""
         self.parts.journal.event(
-            "internal_error", request_id=visit.request_id, trace=traceback.format_exc()
+            "internal_error", request_id=visit.request_id, error=name, trace=where
         )
 
     def unready_reason(self) -> str | None:

@@ -17,10 +17,12 @@ from typing import Any, NoReturn
 
 from gateway import __version__
 from gateway.config import ConfigError, load
+from gateway.counters import load_counters
 from gateway.domain import FlowKey
+from gateway.keys import make_key
 from gateway.observe import series_bound
 from gateway.quickstart import EngineFacts, Wish, write_configuration
-from gateway.up import Engine, UpError, stay_up
+from gateway.up import Engine, UpError, curl_lines, stay_up
 from gateway.verdicts import Offer
 from gateway.virtual import VirtualGate, core_of
 
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except UsageError as error:
+    except (UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (UpError, OSError) as error:
@@ -79,6 +81,7 @@ def _check(args: argparse.Namespace) -> int:
         "warnings": list(settings.warnings),
         "settings": settings.effective(),
     }
+    load_counters(settings)
     if args.json:
         print(json.dumps(shown))
         return 0
@@ -88,6 +91,15 @@ def _check(args: argparse.Namespace) -> int:
     print(f"at most {shown['series_at_most']} metric series")
     print(f"digest {shown['digest']}")
     print(f"{args.config}: good")
+    return 0
+
+
+def _keys_new(args: argparse.Namespace) -> int:
+    made = make_key(args.id, args.service_class)
+    if args.keys_file is not None:
+        made.append_to(args.keys_file)
+    print(f"key (shown once): {made.key}")
+    print(made.record if args.keys_file is None else f"its digest is in {args.keys_file}")
     return 0
 
 
@@ -144,10 +156,10 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]]:
     """What a way of the demo should measure: its own configuration, in virtual time."""
-    from loadgen.conduct import cost_path  # noqa: PLC0415
     from loadgen.demo import DEMO_TRACE  # noqa: PLC0415
     from loadgen.engine.flags import read_step_model  # noqa: PLC0415
     from loadgen.forecast import forecast  # noqa: PLC0415
+    from loadgen.runs import cost_path  # noqa: PLC0415
     from loadgen.simulate import Action, SimArrival  # noqa: PLC0415
 
     engines = ["http://engine-0:1", "http://engine-1:1"]
@@ -159,7 +171,7 @@ def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]
     core = core_of(settings.flow_specs(), table.topology(settings.engine_limits()))
 
     def offer(arrival: SimArrival, now: float) -> tuple[int, Offer]:
-        key = FlowKey(EngineFacts().model, arrival.size_class, arrival.service_class)
+        key = FlowKey(EngineFacts().public_model, arrival.size_class, arrival.service_class)
         tokens, output = arrival.prompt_tokens, arrival.output_tokens
         return arrival.seq, Offer(key, arrival.service_class, tokens, now, max_tokens=output)
 
@@ -247,34 +259,7 @@ def _announce_json(told: dict[str, Any]) -> None:
 
 
 def _announce(told: dict[str, Any]) -> None:
-    url, key = told["gateway_url"], told["keys"]["interactive"]
-    chat = {
-        "model": told["model"],
-        "messages": [{"role": "user", "content": "What does a sluice gate do?"}],
-        "max_tokens": 16,
-        "stream": True,
-    }
-    completion = {"model": told["model"], "prompt": "A sluice gate", "max_tokens": 8}
-    as_json = "-H 'Content-Type: application/json'"
-    lines = [
-        f"engines  {' '.join(told['engine_urls'])}",
-        f"gateway  {url}   model {told['model']}",
-        "",
-        "# a streamed chat",
-        f"curl -N {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\",
-        f"  {as_json} -d '{json.dumps(chat)}'",
-        "# a completion",
-        f"curl {url}/v1/completions -H 'Authorization: Bearer {key}' \\",
-        f"  {as_json} -d '{json.dumps(completion)}'",
-        "# no key: 401",
-        f"curl -i {url}/v1/chat/completions {as_json} -d '{{}}'",
-        "# metrics per class, and the state of the gateway",
-        f"curl {told['admin_url']}/metrics",
-        f"curl {told['admin_url']}/admin/status -H 'Authorization: Bearer {told['admin_token']}'",
-        "",
-        "Ctrl-C ends it all.",
-    ]
-    print("\n".join(lines), flush=True)
+    print(curl_lines(told), flush=True)
 
 
 # -- the parser ----------------------------------------------------------------------------
@@ -292,6 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(verbs)
     _add_serve(verbs)
     _add_check(verbs)
+    _add_keys(verbs)
     _add_borrowed(verbs)
     return parser
 
@@ -312,7 +298,12 @@ def _add_up(verbs: Any) -> None:
     up = _verb(verbs, "up", _up, "start engines and a gateway here, and say how to call them", _UP)
     up.add_argument("--json", action="store_true", help="print one JSON line instead")
     up.add_argument("--engines", type=int, default=2, metavar="N", help="simulated engines (2)")
-    up.add_argument("--engine-args", default="", metavar="FLAGS", help="flags for each of them")
+    up.add_argument(
+        "--engine-args",
+        default="",
+        metavar="FLAGS",
+        help="for each, as one word: --engine-args='--flag 1'",
+    )
     up.add_argument("--engine-url", action="append", metavar="URL", help="use a running engine")
     up.add_argument("--tokenizer", type=Path, metavar="PATH", help="of --engine-url's model")
     up.add_argument("--chat-template", type=Path, metavar="PATH", help="of --engine-url's model")
@@ -327,6 +318,14 @@ def _add_up(verbs: Any) -> None:
 def _add_serve(verbs: Any) -> None:
     serve = _verb(verbs, "serve", _serve, "serve as a configuration says", _SERVE)
     serve.add_argument("--config", type=Path, required=True, metavar="FILE")
+
+
+def _add_keys(verbs: Any) -> None:
+    keys = verbs.add_parser("keys", help="make keys for callers", description="Make keys.")
+    new = _verb(keys.add_subparsers(required=True, metavar="VERB"), "new", _keys_new, _NEW, _KEYS)
+    new.add_argument("id", help="1 to 32 of a-z, 0-9 and hyphen; it stands in the log")
+    new.add_argument("--service-class", required=True, metavar="NAME")
+    new.add_argument("--keys-file", type=Path, metavar="FILE", help="append the digest here")
 
 
 def _add_check(verbs: Any) -> None:
@@ -363,6 +362,7 @@ def _without_bench(_: argparse.Namespace) -> int:
     raise UsageError(f"this command needs {BENCH_EXTRA}")
 
 
+_FLAGS_HELP = "flags for each simulated engine, as one word: --engine-args='--max-num-seqs 32'"
 _EXAMPLES = """examples:
   sluicegate up                                  # two simulated engines and a gateway, to play with
   sluicegate demo                                # pass-through, admission, isolation: one trace
@@ -380,6 +380,10 @@ _SERVE = """  sluicegate serve --config config/gateway.toml
 """
 _CHECK = """  sluicegate check --config config/gateway.toml
   sluicegate check --config config/gateway.toml --json | jq .digest
+"""
+_NEW = "make a key, show it once, keep its digest"
+_KEYS = """  sluicegate keys new web-frontend --service-class interactive --keys-file keys.toml
+  kill -HUP PID       # the gateway reads the keys file anew
 """
 _DEMO = """  sluicegate demo
   sluicegate demo --out out/demo && xdg-open out/demo/report.html

@@ -22,7 +22,13 @@ from pydantic import BaseModel, ValidationError
 
 from gateway import schema
 from gateway.auth import KeyEntry, Keyring
-from gateway.consistency import Fault, floor_faults, key_faults, reference_faults
+from gateway.consistency import (
+    Fault,
+    floor_faults,
+    key_faults,
+    reference_faults,
+    sharing_warnings,
+)
 from gateway.domain import EngineLimits, FlowSpec
 from gateway.routing import ModelName, Route, RouteTable
 from gateway.template import ChatTemplate, TemplateError
@@ -137,6 +143,7 @@ def parse(text: str, path: Path) -> Settings:
         SizeClass(name, s.max_prompt_tokens, s.ttft_limit_s, s.max_stall_s, s.e2e_limit_s)
         for name, s in _ordered_sizes(document)
     )
+    warnings = (*warnings, *sharing_warnings(document))
     return Settings(path, document, keyring, sizes, flows, MappingProxyType(engines), warnings)
 
 
@@ -165,12 +172,13 @@ def _raise_first(path: Path, faults: Iterable[Fault]) -> None:
 
 
 def _key_entry(record: schema.KeyRecord, service: schema.Service) -> KeyEntry:
+    caps = [cap for cap in (record.max_in_flight, service.max_in_flight) if cap is not None]
     return KeyEntry(
         bytes.fromhex(record.sha256),
         record.service_class,
         None if record.models is None else frozenset(record.models),
         None if record.surfaces is None else frozenset(record.surfaces),
-        record.max_in_flight or service.max_in_flight,
+        min(caps, default=None),
     )
 
 

@@ -12,7 +12,7 @@ from gateway.domain import EngineLimits, FlowSpec
 from gateway.floors import broken_floors
 from gateway.routing import shared_engines
 
-__all__ = ["Fault", "floor_faults", "key_faults", "reference_faults"]
+__all__ = ["Fault", "floor_faults", "key_faults", "reference_faults", "sharing_warnings"]
 
 Fault = tuple[str, str]
 
@@ -72,8 +72,15 @@ def _route_faults(at: str, route: schema.Route, document: schema.Document) -> It
     yield from _unknown(f"{at}.pool", route.pool, document.pool)
     if route.candidate_pool is not None:
         yield from _unknown(f"{at}.candidate_pool", route.candidate_pool, document.pool)
+        yield from _candidate_faults(at, route, document)
     elif route.candidate_weight:
         yield f"{at}.candidate_weight", "needs a candidate_pool"
+
+
+def _candidate_faults(at: str, route: schema.Route, document: schema.Document) -> Iterator[Fault]:
+    pools = [document.pool[n] for n in (route.pool, route.candidate_pool) if n in document.pool]
+    if len(pools) == 2 and set(pools[0].engines) & set(pools[1].engines):
+        yield f"{at}.candidate_pool", "shares an engine with the stable pool"
 
 
 def _name_faults(document: schema.Document) -> Iterator[Fault]:
@@ -105,7 +112,16 @@ def _isolation_faults(document: schema.Document) -> Iterator[Fault]:
     for name, pool in document.pool.items():
         if len(set(pool.engines)) < len(pool.engines):
             yield f"pool.{name}.engines", "names an engine twice"
-    shared = shared_engines({name: pool.engines for name, pool in document.pool.items()})
+        for engine in pool.engines:
+            port = engine.rsplit("/", 1)[1].rpartition(":")[2]
+            if port.isdigit() and not 0 < int(port) < 65536:
+                yield f"pool.{name}.engines", f"{engine}: the port must be 1..65535"
     if document.isolation == "required":
-        for engine, pools in shared.items():
-            yield "isolation", f"required, but {engine} is in the pools {' and '.join(pools)}"
+        for reason in sharing_warnings(document):
+            yield "isolation", f"required, but {reason}"
+
+
+def sharing_warnings(document: schema.Document) -> list[str]:
+    """Pools that are not isolated from each other, because they name the same engine."""
+    shared = shared_engines({name: pool.engines for name, pool in document.pool.items()})
+    return [f"{engine} is in the pools {' and '.join(names)}" for engine, names in shared.items()]

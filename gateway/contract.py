@@ -191,14 +191,13 @@ class RetryAfter:
         self._refusals = 0
         self._window_end_s: float | None = None
 
-    def refused(self, now: float, queued_cost: float, cost_per_s: float) -> float:
+    def refused(self, now: float, drain_s: float) -> float:
         """Count one refusal and return the advice in seconds, within [1, 30].
 
-        ``cost_per_s`` is the measured drain rate; zero or less means that none is known.
+        ``drain_s`` is how long the queue needs to drain at its measured rate, 0 if not known.
         """
         self._roll(now)
         self._refusals += 1
-        drain_s = queued_cost / cost_per_s if cost_per_s > 0.0 else 0.0
         advice_s = max(drain_s, self._patience_s) * (1.0 + 0.25 * self._jitter())
         return min(max(advice_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 

@@ -221,20 +221,24 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the requests that are under way, and forget the timers."""
-        for cycle in self._under_way:
-            # uvicorn tells only the newest of pipelined requests.
-            cycle.disconnected = True
-            caller_ending(cast("MutableMapping[str, Any]", cycle.scope)).set()
         for timer in (self._timer, self._stall):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        for cycle in self._under_way:
+            # uvicorn tells only the newest of pipelined requests.
+            cycle.disconnected = True
+            caller_ending(cast("MutableMapping[str, Any]", cycle.scope)).set()
 
     def data_received(self, data: bytes) -> None:
         """Parse; what is neither a whole head nor a body counts towards the head's bound."""
         if self._deaf:
             return
         self._overhead_bytes += len(data)
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self._head_since_s is None and not self._reading_body:
+            # Even a bare line end stops uvicorn's keep-alive timer: a head must follow in time.
+            self._head_since_s = self.loop.time()
         super().data_received(data)
         if self._overhead_bytes > self._limits.header_bytes and not self._deaf:
             self._refuse(*_TOO_LARGE)

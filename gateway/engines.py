@@ -151,6 +151,11 @@ class Prober:
         """A request found that nobody listens at ``engine``: down until a probe succeeds."""
         self._set(after_refused(self._health[engine], self._clock(), reason))
 
+    def silent(self, engine: str, reason: str) -> None:
+        """A probe or a request was not answered; several in a row make the engine down."""
+        health = self._health[engine]
+        self._set(after_silence(health, self._clock(), reason, self._failures))
+
     async def run(self) -> None:
         """Probe every engine each interval, independently of each other; runs until cancelled."""
         async with (
@@ -162,7 +167,10 @@ class Prober:
 
     async def _watch(self, client: httpx.AsyncClient, engine: str) -> None:
         while True:
-            await self.probe(client, engine)
+            try:
+                await self.probe(client, engine)
+            except Exception as error:  # whatever it is, the other engines are watched on
+                self.silent(engine, _words(error))
             await asyncio.sleep(self._interval_s)
 
     async def probe(self, client: httpx.AsyncClient, engine: str) -> None:
@@ -173,10 +181,10 @@ class Prober:
             self._set(after_refused(self._health[engine], self._clock(), _words(error)))
             return
         except httpx.HTTPError as error:
-            self._silent(engine, _words(error))
+            self.silent(engine, _words(error))
             return
         if answer.status_code != 200:
-            self._silent(engine, f"health answered {answer.status_code}")
+            self.silent(engine, f"health answered {answer.status_code}")
             return
         self._set(after_success(self._health[engine], self._clock()))
         await self._scrape(client, engine)
@@ -188,10 +196,6 @@ class Prober:
             return  # shown figures go stale; health does not rest on them
         if answer.status_code == 200:
             self._set(after_scrape(self._health[engine], parse_metrics(answer.text)))
-
-    def _silent(self, engine: str, reason: str) -> None:
-        health = self._health[engine]
-        self._set(after_silence(health, self._clock(), reason, self._failures))
 
     def _set(self, health: EngineHealth) -> None:
         before = self._health[health.engine]

@@ -1,8 +1,8 @@
 """Decides whether limits leave every flow a way in: the floors of the admission core.
 
 A limit below its floor starves a flow for ever rather than for a while, so the floors are
-checked when a configuration is loaded and kept after every shrink at run time. For one engine,
-its flows F and limits N (slots), U (prefill tokens), K (KV tokens):
+checked when a configuration is loaded; the ramp after a recovery keeps N above its own. For one
+engine, its flows F and limits N (slots), U (prefill tokens), K (KV tokens):
 
 - N >= sum R + max(2, N / 4): reservations leave a quarter, and at least two, to be shared;
 - U >= longest class's cap * largest prompt + sum P + 2 * token budget;
@@ -14,15 +14,16 @@ Pure: no I/O, no clock.
 """
 
 from collections.abc import Iterable
+from math import ceil
 
 from gateway.domain import EngineLimits, FlowSpec
 
 __all__ = ["broken_floors", "prefill_floor_tokens", "slots_floor"]
 
 
-def slots_floor(flows: Iterable[FlowSpec], configured_slots: int) -> float:
+def slots_floor(reserved_slots: int, configured_slots: int) -> int:
     """The least N: the reserved slots and a shared quarter of the configured N."""
-    return sum(flow.reserved_slots for flow in flows) + max(2.0, configured_slots / 4)
+    return reserved_slots + max(2, ceil(configured_slots / 4))
 
 
 def prefill_floor_tokens(flows: Iterable[FlowSpec], limits: EngineLimits) -> int:
@@ -65,7 +66,7 @@ def broken_floors(flows: Iterable[FlowSpec], limits: EngineLimits) -> list[str]:
     ]
     largest = max(specs, key=_kv_charge)
     floors = (
-        ("slots", limits.slots, slots_floor(specs, limits.slots)),
+        ("slots", limits.slots, slots_floor(sum(f.reserved_slots for f in specs), limits.slots)),
         ("prefill_tokens", limits.prefill_tokens, prefill_floor_tokens(specs, limits)),
         ("kv_tokens", limits.kv_tokens, _kv_floor(specs)),
     )

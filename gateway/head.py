@@ -13,7 +13,7 @@ from gateway.domain import Outcome, Refused, Surface
 __all__ = [
     "TARGETS",
     "check_content_type",
-    "declared_length",
+    "check_declared_length",
     "max_wait_s",
     "surface_of",
     "trace_id",
@@ -51,12 +51,12 @@ def surface_of(scope: Mapping[str, Any]) -> Surface:
     return known[1]
 
 
-def declared_length(headers: Headers) -> int | None:
-    """The body's length as declared; None where it comes in chunks."""
-    found = dict(headers)
-    if b"transfer-encoding" in found:
-        return None
-    return int(found.get(b"content-length", b"0"))
+def check_declared_length(headers: Headers, limit_bytes: int) -> None:
+    """Raises ``Refused`` (``body_too_large``) for a body that is declared larger than allowed."""
+    declared = next((value for name, value in headers if name == b"content-length"), b"0")
+    if int(declared) > limit_bytes:
+        message = f"The request body is larger than {limit_bytes} bytes."
+        raise Refused(Outcome.BODY_TOO_LARGE, message)
 
 
 def check_content_type(headers: Headers) -> None:

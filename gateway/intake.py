@@ -1,7 +1,8 @@
 """Decides whether the gateway as a whole takes one more request, before and while its body comes.
 
-Bounds the requests and the body bytes held at once. A body of undeclared length is charged in
-steps as it arrives, so nobody can promise little and send much. Pure: no I/O, no clock.
+Bounds the requests and the body bytes held at once, over all callers and for each. A body is
+charged as it arrives, whatever was declared: nobody fills the gateway with promises.
+Pure: no I/O, no clock.
 """
 
 from dataclasses import dataclass
@@ -10,15 +11,13 @@ from gateway.domain import MisuseError, Outcome, Refused
 
 __all__ = ["Held", "Intake"]
 
-UNDECLARED_STEP_BYTES = 64 << 10
-
 
 @dataclass(slots=True, eq=False)
 class Held:
     """What one request is charged; given back once."""
 
-    charged_bytes: int = 0
-    received_bytes: int = 0
+    principal: str
+    bytes: int = 0
     open: bool = True
 
 
@@ -28,37 +27,48 @@ class Intake:
     Args:
         max_requests: requests between their headers and their end.
         max_bytes: body bytes of those requests.
+        principal_share: the part of both that one caller may hold.
     """
 
-    def __init__(self, max_requests: int, max_bytes: int) -> None:
+    def __init__(self, max_requests: int, max_bytes: int, principal_share: float = 1.0) -> None:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
+        self._own_requests = max(1, int(principal_share * max_requests))
+        self._own_bytes = int(principal_share * max_bytes)
+        self._by_principal: dict[str, tuple[int, int]] = {}
         self.requests = 0
         self.bytes = 0
 
-    def enter(self, declared_bytes: int | None) -> Held:
-        """Take a request whose headers are complete.
+    def enter(self, principal: str) -> Held:
+        """Take a request whose headers are complete and whose caller is known.
 
         Raises:
-            Refused: ``ingress_full``, and nothing is charged.
+            Refused: ``ingress_full``, or ``principal_limit`` for a caller's own share; nothing is
+                charged.
         """
-        first_bytes = UNDECLARED_STEP_BYTES if declared_bytes is None else declared_bytes
         if self.requests + 1 > self._max_requests:
             raise Refused(Outcome.INGRESS_FULL, "The gateway holds as many requests as it may.")
-        held = Held()
-        self._charge(held, first_bytes)
+        requests, size = self._by_principal.get(principal, (0, 0))
+        if requests + 1 > self._own_requests:
+            raise Refused(Outcome.PRINCIPAL_LIMIT, "This key holds as many requests as it may.")
         self.requests += 1
-        return held
+        self._by_principal[principal] = (requests + 1, size)
+        return Held(principal)
 
     def received(self, held: Held, more_bytes: int) -> None:
         """Another part of the body has come.
 
         Raises:
-            Refused: ``ingress_full``; what was charged stays charged until ``leave``.
+            Refused: as ``enter``; what was charged before stays charged until ``leave``.
         """
-        held.received_bytes += more_bytes
-        while held.received_bytes > held.charged_bytes:
-            self._charge(held, UNDECLARED_STEP_BYTES)
+        if self.bytes + more_bytes > self._max_bytes:
+            raise Refused(Outcome.INGRESS_FULL, "The gateway holds as many bytes as it may.")
+        requests, size = self._by_principal[held.principal]
+        if size + more_bytes > self._own_bytes:
+            raise Refused(Outcome.PRINCIPAL_LIMIT, "This key holds as many bytes as it may.")
+        self.bytes += more_bytes
+        held.bytes += more_bytes
+        self._by_principal[held.principal] = (requests, size + more_bytes)
 
     def leave(self, held: Held) -> None:
         """The request is over."""
@@ -66,10 +76,7 @@ class Intake:
             raise MisuseError("a request left the intake twice")
         held.open = False
         self.requests -= 1
-        self.bytes -= held.charged_bytes
-
-    def _charge(self, held: Held, amount: int) -> None:
-        if self.bytes + amount > self._max_bytes:
-            raise Refused(Outcome.INGRESS_FULL, "The gateway holds as many bytes as it may.")
-        self.bytes += amount
-        held.charged_bytes += amount
+        self.bytes -= held.bytes
+        requests, size = self._by_principal.pop(held.principal)
+        if requests > 1:
+            self._by_principal[held.principal] = (requests - 1, size - held.bytes)

@@ -13,6 +13,7 @@ import orjson
 __all__ = ["Journal"]
 
 EVERY_S = 0.05
+CLOSE_S = 2.0
 
 
 class Journal:
@@ -44,9 +45,9 @@ class Journal:
         self.line(orjson.dumps({"event": event, **facts}, option=orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
-        """Write what waits and stop."""
+        """Write what waits and stop; a reader that does not read is not waited for."""
         self._closed.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while not self._closed.wait(EVERY_S):
@@ -59,6 +60,10 @@ class Journal:
         if dropped:
             lost = {"event": "log_lines_dropped", "count": dropped}
             lines.append(orjson.dumps(lost, option=orjson.OPT_APPEND_NEWLINE))
-        if lines:
+        if not lines:
+            return
+        try:
             self._file.write(b"".join(lines))
             self._file.flush()
+        except OSError:  # a full disk or a reader that left: told as soon as writing works again
+            self._dropped += len(lines)

@@ -13,6 +13,7 @@ Pure: no I/O, no clock.
 from collections.abc import Iterable
 
 from gateway.domain import EngineLimits, MisuseError
+from gateway.floors import slots_floor
 from gateway.flows import Flow, Ticket
 from gateway.lease import EngineView, Hold, Lease, Obstacle
 
@@ -326,8 +327,7 @@ class EngineLedger:
 
     def slot_floor(self) -> int:
         """The least N that keeps every reservation usable: ΣR + max(2, N/4)."""
-        floor = self._promised[0] + max(2, self.limits.slots // 4)
-        return min(self.limits.slots, floor)
+        return min(self.limits.slots, slots_floor(self._promised[0], self.limits.slots))
 
     def ramp(self, now: float) -> None:
         """Set N for this moment: from its floor to the full limit over 30 s after a recovery."""

@@ -54,6 +54,9 @@ METRICS: Mapping[str, Kind] = MappingProxyType(
         ),
         "sluicegate_goodput": Kind("counter", _FLOW, "Requests that met every limit of a class."),
         "sluicegate_prompt_tokens": Kind("counter", _FLOW, "Prompt tokens of admitted requests."),
+        "sluicegate_count_mismatches": Kind(
+            "counter", _FLOW, "Requests whose prompt the engine counted differently."
+        ),
         "sluicegate_output_tokens": Kind("counter", _FLOW, "Output tokens engines reported."),
         "sluicegate_cancelled": Kind("counter", ("phase",), "Callers that left, by phase."),
         "sluicegate_retries": Kind("counter", ("pool",), "Requests sent to a second engine."),
@@ -149,6 +152,7 @@ class Finished:
     engine: str | None = None
     stream: bool = False
     prompt_tokens: int | None = None
+    engine_prompt_tokens: int | None = None
     completion_tokens: int | None = None
     classify_s: float | None = None
     classify_method: str | None = None
@@ -217,6 +221,8 @@ class Observer:
             self._tallies.observe(name, flow, seconds)
         if finished.prompt_tokens:
             self._tallies.add("sluicegate_prompt_tokens", flow, finished.prompt_tokens)
+        if finished.engine_prompt_tokens not in {None, finished.prompt_tokens}:
+            self._tallies.add("sluicegate_count_mismatches", flow)
         if finished.completion_tokens:
             self._tallies.add("sluicegate_output_tokens", flow, finished.completion_tokens)
         limits = self._limits.get(flow[0])
@@ -359,6 +365,7 @@ def log_line(finished: Finished) -> bytes:
         "engine": finished.engine,
         "stream": finished.stream,
         "prompt_tokens": finished.prompt_tokens,
+        "engine_prompt_tokens": finished.engine_prompt_tokens,
         "completion_tokens": finished.completion_tokens,
         "classify_ms": _ms(finished.classify_s),
         "queue_ms": _ms(finished.dispatched_s, finished.arrived_s),

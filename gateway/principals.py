@@ -18,9 +18,10 @@ SWEEP_EVERY = 1024
 class _Bucket:
     left: float
     at_s: float
+    per_minute: float
 
-    def level(self, per_minute: float, now: float) -> float:
-        return min(per_minute, self.left + (now - self.at_s) * per_minute / 60.0)
+    def level(self, now: float) -> float:
+        return min(self.per_minute, self.left + (now - self.at_s) * self.per_minute / 60.0)
 
 
 class PrincipalRates:
@@ -35,7 +36,7 @@ class PrincipalRates:
         waits = [0.0]
         for kind, per_minute, amount in _rates(spec, tokens):
             bucket = self._buckets.get((spec.group, principal, kind))
-            level = per_minute if bucket is None else bucket.level(per_minute, now)
+            level = per_minute if bucket is None else bucket.level(now)
             needed = min(amount, per_minute)
             waits.append((needed - level) * 60.0 / per_minute)
         return max(waits)
@@ -45,12 +46,13 @@ class PrincipalRates:
         for kind, per_minute, amount in _rates(spec, tokens):
             key = (spec.group, principal, kind)
             bucket = self._buckets.get(key)
-            level = per_minute if bucket is None else bucket.level(per_minute, now)
-            self._buckets[key] = _Bucket(level - amount, now)
+            level = per_minute if bucket is None else bucket.level(now)
+            self._buckets[key] = _Bucket(level - amount, now, per_minute)
             self._since_sweep += 1
         if self._since_sweep >= SWEEP_EVERY:
             self._since_sweep = 0
-            self._buckets = {k: b for k, b in self._buckets.items() if now - b.at_s < 60.0}
+            filling = self._buckets.items()
+            self._buckets = {k: b for k, b in filling if b.level(now) < b.per_minute}
 
 
 def _rates(spec: FlowSpec, tokens: int) -> list[tuple[str, float, int]]:

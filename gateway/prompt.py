@@ -8,12 +8,12 @@ change the prompt's length in ways the gateway can't follow (a template of the c
 truncation, images) is refused. Pure: no I/O, no clock.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.domain import Outcome, Refused
+from gateway.sanitize import parse
 from gateway.template import ChatTemplate, TemplateError
 
 __all__ = ["Countable", "chat", "completion", "requested_model"]
@@ -188,7 +188,7 @@ def _tool_call(call: object, at: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str) and arguments:
         try:
-            arguments = json.loads(arguments)
+            arguments = parse(arguments.encode())
         except ValueError as error:
             raise _bad(f"{at}.function.arguments", f"is not JSON: {error}") from error
     return {**call, "function": {**function, "arguments": arguments or {}}}

@@ -4,6 +4,8 @@ The limits are those of ``config/gateway.toml``, cut down where an engine has le
 divided by the engines' time scale, so that a faster clock meets the same contracts.
 """
 
+import json
+import re
 import secrets
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -34,6 +36,12 @@ class EngineFacts:
     token_budget: int = 8192
     kv_tokens: int = 393_216
     policy: str = "fcfs"
+
+    @property
+    def public_model(self) -> str:
+        """What callers call the model: the engine's name without folders and odd characters."""
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", self.model.rstrip("/").rpartition("/")[2])
+        return name.lstrip("._-")[:64] or "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ def _document(engines: list[str], facts: EngineFacts, wish: Wish, token_sha256: 
             _classes(short, largest, wish),
             _flows(short, largest, facts, wish.time_scale),
             _limits(short, largest, facts, wish.time_scale),
-            _routes(engines, facts.model, wish),
+            _routes(engines, facts.public_model, wish),
         )
     )
 
@@ -110,6 +118,7 @@ def _listeners(wish: Wish, token_sha256: str) -> str:
     return f"""\
 [server]
 port = {wish.port}
+principal_share = 1.0
 shutdown_delay_s = 0.0
 drain_deadline_s = {60 / per_s!r}
 
@@ -136,10 +145,11 @@ interval_s = 0.5
 
 def _model(facts: EngineFacts) -> str:
     return f"""\
-[model."{facts.model}"]
+[model."{facts.public_model}"]
 aliases = ["default"]
-tokenizer = "{facts.tokenizer}"
-chat_template = "{facts.chat_template}"
+engine_model = {json.dumps(facts.model)}
+tokenizer = {json.dumps(facts.tokenizer)}
+chat_template = {json.dumps(facts.chat_template)}
 max_model_len = {facts.max_model_len}
 """
 

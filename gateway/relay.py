@@ -25,6 +25,7 @@ from gateway.sse import END_RULES, MAX_EVENT_BYTES, StreamScanner, scan_body
 from gateway.wire import (
     BadResponse,
     ConnectFailed,
+    ConnectTimedOut,
     EngineClient,
     Exchange,
     Header,
@@ -77,7 +78,8 @@ class Relayed:
 
     ``committed``: the caller has a head, and nothing else may be sent. Else the answer is still
     to be made, from ``outcome`` and, for an engine's own error, ``status`` and ``body``.
-    ``detail`` is a word for the log; ``connect_failed`` means that nothing was sent.
+    ``detail`` is a word for the log; ``connect_failed`` and ``connect_timeout`` mean that
+    nothing was sent.
     """
 
     outcome: Outcome
@@ -336,6 +338,8 @@ def _word(error: WireError) -> str:
     """The log's word for what broke."""
     if isinstance(error, TimedOut | _Unfinished):
         return str(error)
+    if isinstance(error, ConnectTimedOut):
+        return "connect_timeout"
     if isinstance(error, ConnectFailed):
         return "connect_failed"
     return "bad_response" if isinstance(error, BadResponse) else "disconnected"

@@ -19,6 +19,7 @@ __all__ = [
     "MAX_DEPTH",
     "STRIPPED_KEYS",
     "clean_body",
+    "parse",
     "request_id",
     "stamp",
     "upstream_headers",
@@ -52,14 +53,11 @@ def clean_body(raw: bytes) -> dict[str, Any]:
         Refused: ``bad_request`` where it is no JSON object that all parsers read alike.
     """
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise Refused(Outcome.BAD_REQUEST, f"The body is not valid JSON: {error}.") from error
+        body = parse(raw)
+    except ValueError as error:
+        raise Refused(Outcome.BAD_REQUEST, f"The body is not usable JSON: {error}.") from error
     if not isinstance(body, dict):
         raise Refused(Outcome.BAD_REQUEST, "The body must be a JSON object.")
-    # Only a body with many brackets can be deep; most are spared the walk.
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper_than(body, MAX_DEPTH):
-        raise Refused(Outcome.BAD_REQUEST, f"The body is nested deeper than {MAX_DEPTH} levels.")
     for key in STRIPPED_KEYS.intersection(body):
         del body[key]
     xargs = body.get("vllm_xargs")
@@ -67,6 +65,15 @@ def clean_body(raw: bytes) -> dict[str, Any]:
         for key in _STRIPPED_XARGS.intersection(xargs):
             del xargs[key]
     return body
+
+
+def parse(raw: bytes) -> Any:
+    """The JSON value in ``raw``; ValueError where parsers could differ or it nests too deeply."""
+    value = orjson.loads(raw)
+    # Only a text with many brackets can be deep; most are spared the walk.
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    return value
 
 
 def _deeper_than(value: object, levels: int) -> bool:

@@ -1,6 +1,6 @@
 """The shape of the configuration file: decides which keys exist, their ranges and defaults.
 
-Only shape: what one key allows by itself. What keys mean together is checked in ``config``.
+Only shape: what one key allows by itself. What they mean together is in ``consistency``.
 Every unknown key is refused, so a typing error can't silently leave a default in force.
 """
 
@@ -36,6 +36,8 @@ _FROZEN = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=Fal
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+# vLLM serves a local folder under its path.
+EngineModel = Annotated[str, Field(pattern=r"^[ -~]{1,256}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
@@ -58,6 +60,7 @@ class Server(BaseModel):
     max_requests: Count = 2048
     max_body_bytes: Count = 8 << 20
     max_held_bytes: Count = 256 << 20
+    principal_share: Annotated[float, Field(gt=0, le=1, strict=False)] = 0.5
     header_timeout_s: Seconds = 10.0
     header_bytes: Annotated[int, Field(ge=1024)] = 64 << 10
     body_timeout_s: Seconds = 30.0
@@ -134,7 +137,7 @@ class Model(BaseModel):
     """One served model: its public name is the table's name."""
 
     model_config = _FROZEN
-    engine_model: ModelId | None = None
+    engine_model: EngineModel | None = None
     aliases: tuple[ModelId, ...] = Field(default=(), strict=False)
     tokenizer: str
     chat_template: str

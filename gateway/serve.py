@@ -1,6 +1,7 @@
 """Runs the gateway: builds it from settings, listens, watches engines, drains on SIGTERM.
 
-Two listeners on one loop: callers' and operators'. On SIGTERM or SIGINT readiness turns 503 at
+Two listeners on one loop: callers' and operators'. On SIGHUP the keys are read
+anew. On SIGTERM or SIGINT readiness turns 503 at
 once; new requests are served for ``shutdown_delay_s`` more, so that load balancers notice; then
 they are refused as draining while queued and running work goes on until ``drain_deadline_s``;
 what is left then is ended as ``drain_terminated``. A second signal skips the waiting.
@@ -26,8 +27,9 @@ import uvloop
 from gateway.admin import build_admin
 from gateway.admission import Admission
 from gateway.app import Gateway, Parts
-from gateway.config import Settings
+from gateway.config import ConfigError, Settings, load
 from gateway.contract import RetryAfter
+from gateway.counters import load_counters
 from gateway.counting import CountingStage
 from gateway.domain import Outcome
 from gateway.edge import EdgeLimits, uvicorn_config
@@ -35,8 +37,9 @@ from gateway.engines import EngineHealth, Prober
 from gateway.intake import Intake
 from gateway.journal import Journal
 from gateway.observe import EngineLoad, FlowLoad, Observer, Occupancy
+from gateway.schema import Server
 from gateway.template import ChatTemplate
-from gateway.tokenizer import Counter, Counting
+from gateway.tokenizer import CountingPool
 from gateway.turnstile import Turnstile
 from gateway.verdicts import Offer
 from gateway.wire import EngineClient
@@ -98,9 +101,8 @@ def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> G
     gateway = Gateway(
         Parts(
             settings=settings,
-            keyring=settings.keyring,
             table=table,
-            intake=Intake(document.server.max_requests, document.server.max_held_bytes),
+            intake=_intake(document.server),
             counting=_counting(settings, turnstile),
             turnstile=turnstile,
             clients={name: _client(settings, name) for name in settings.engine_limits()},
@@ -128,17 +130,19 @@ def _counting(settings: Settings, turnstile: Turnstile) -> CountingStage:
             content_format=model.content_format,
             allowed_kwargs=model.chat_template_kwargs,
         )
-    files = {model.tokenizer for model in models.values()}
-    counters = {file: Counter(settings.file(file)) for file in files}
     return CountingStage(
         settings,
-        Counting(
+        CountingPool(
             section.threads, section.inline_below_bytes, section.max_requests, section.max_bytes
         ),
-        {name: counters[model.tokenizer] for name, model in models.items()},
+        load_counters(settings),
         templates,
         turnstile,
     )
+
+
+def _intake(server: Server) -> Intake:
+    return Intake(server.max_requests, server.max_held_bytes, server.principal_share)
 
 
 def _fresh_ids() -> Callable[[], str]:
@@ -247,18 +251,37 @@ async def _serve(settings: Settings, journal: Journal) -> int:
             lifespan="off",
         )
     )
+    for warning in settings.warnings:
+        journal.event("warning", message=warning)
     signals = _signals()
     async with _running(gateway.parts.prober.run()), _listening(operators), _listening(callers):
         journal.event(
             "ready", url=callers.url(), admin_url=operators.url(), digest=settings.digest()
         )
-        await signals.get()
+        while await signals.get() == signal.SIGHUP:
+            _reload_keys(gateway)
         cut = await _drain(gateway, signals, journal)
     gateway.parts.turnstile.close()
-    gateway.parts.counting.counting.close()
+    gateway.parts.counting.pool.close()
     for client in gateway.parts.clients.values():
         client.close()
     return 3 if cut else 0
+
+
+def _reload_keys(gateway: Gateway) -> None:
+    """Take the keys file as it is now, whole or not at all: keys are added and revoked so."""
+    journal, path = gateway.parts.journal, gateway.parts.settings.path
+    try:
+        fresh = load(path)
+    except ConfigError as error:
+        journal.event("reload_refused", reason=str(error))
+        return
+    gateway.keyring = fresh.keyring
+    journal.event(
+        "keys_reloaded",
+        keys=len(fresh.keyring.entries),
+        restart_needed=fresh.document != gateway.parts.settings.document,
+    )
 
 
 async def _drain(gateway: Gateway, signals: asyncio.Queue[int], journal: Journal) -> int:
@@ -282,17 +305,20 @@ async def _waited(signals: asyncio.Queue[int], seconds: float, enough: Callable[
     until_s = loop.time() + seconds
     while loop.time() < until_s and not enough():
         try:
-            await asyncio.wait_for(signals.get(), min(POLL_S, max(0.0, until_s - loop.time())))
+            number = await asyncio.wait_for(
+                signals.get(), min(POLL_S, max(0.0, until_s - loop.time()))
+            )
         except TimeoutError:
             continue
-        return False
+        if number != signal.SIGHUP:
+            return False
     return True
 
 
 def _signals() -> asyncio.Queue[int]:
     received: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, received.put_nowait, number)
     return received
 

@@ -1,6 +1,6 @@
 """Counts prompt tokens exactly as the engine's tokenizer would, off the event loop.
 
-Two encoders read one ``tokenizer.json``: ``tokenizers`` is the reference, ``kitoken`` about five
+Two encoders read one ``tokenizer.json``: ``tokenizers`` is the reference, ``kitoken`` about four
 times as fast and used when both agree on a set of probes at start-up. Both release the
 interpreter lock in the calls used here (``Tokenizer.encode`` does not, hence only batches).
 
@@ -15,18 +15,20 @@ goes to the reference encoder whole.
 import asyncio
 import heapq
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kitoken import Kitoken
 from tokenizers import Tokenizer
 
 from gateway.domain import Outcome, Refused
 
-__all__ = ["Counted", "Counter", "Counting"]
+__all__ = ["Counted", "Counter", "CountingPool"]
+
+T = TypeVar("T")
 
 _PIECE_CHARS = 64 << 10
 _KITOKEN_CHARS = 200_000
@@ -188,10 +190,10 @@ def _longest_token_bytes(tokenizer: Tokenizer) -> int:
     return max((len(entry.encode()) for entry in entries), default=1)
 
 
-class Counting:
-    """The counting stage: threads, the shortest text first, and bounds on what waits.
+class CountingPool:
+    """Threads that render and count, the shortest body first, with bounds on what waits.
 
-    Texts below ``inline_below_bytes`` are counted at once on the caller's thread. Close it with
+    Bodies below ``inline_below_bytes`` are counted at once on the caller's thread. Close it with
     ``close``. One event loop uses it.
     """
 
@@ -208,37 +210,22 @@ class Counting:
         self.held_requests = 0
         self.held_bytes = 0
 
-    async def count(
-        self,
-        counter: Counter,
-        texts: Sequence[str],
-        *,
-        add_special_tokens: bool,
-        stop_above: int | None = None,
-    ) -> Counted:
-        """As ``Counter.count_all``.
+    async def work(self, size_bytes: int, work: Callable[[], T]) -> T:
+        """Do ``work`` on a body of ``size_bytes``: at once if it is small, else in a thread.
 
         Raises:
-            Refused: ``ingress_full`` where too many requests or bytes wait to be counted.
+            Refused: ``ingress_full`` where too many requests or bytes wait; or what ``work`` does.
         """
-        size_bytes = sum(len(text.encode()) for text in texts)
         if size_bytes < self._inline_below_bytes:
-            return counter.count_all(
-                texts, add_special_tokens=add_special_tokens, stop_above=stop_above
-            )
+            return work()
         self._take(size_bytes)
         try:
             await self._turn(size_bytes)
-            work = self._pool.submit(
-                counter.count_all,
-                texts,
-                add_special_tokens=add_special_tokens,
-                stop_above=stop_above,
-            )
+            done = self._pool.submit(work)
             # The thread stays busy after a cancelled caller has left: its own end frees it.
             loop = asyncio.get_running_loop()
-            work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release))
-            return await asyncio.wrap_future(work)
+            done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release))
+            return await asyncio.wrap_future(done)
         finally:
             self.held_requests -= 1
             self.held_bytes -= size_bytes

@@ -140,9 +140,8 @@ class Turnstile:
         """Until the core decides or the request ends; an ended request leaves the core first."""
 
         def leave() -> None:
-            if ticket_id in self._waiting:
-                del self._waiting[ticket_id]
-                self._perform(self.core.cancel(ticket_id, self._clock()))
+            self._perform(self.core.cancel(ticket_id, self._clock()))
+            if self._waiting.pop(ticket_id, None) is not None:
                 waiting.set_result(Refusal(ticket_id, ending.outcome or Outcome.CLIENT_CANCELLED))
 
         ending.watch(leave)
@@ -155,11 +154,15 @@ class Turnstile:
             ending.unwatch(leave)
 
     def _abandon(self, ticket_id: int, waiting: asyncio.Future[Verdict]) -> None:
-        """The task was cancelled: take back whatever was decided for it in the same moment."""
-        if self._waiting.pop(ticket_id, None) is not None:
-            self._perform(self.core.cancel(ticket_id, self._clock()))
-        elif isinstance(verdict := waiting.result(), Dispatched):
-            self._perform(self.core.release(verdict.lease_id, self._clock()))
+        """The task was cancelled: take back whatever was decided for it in the same moment.
+
+        The core may have expired or dispatched it just now: its verdicts are performed first.
+        """
+        self._perform(self.core.cancel(ticket_id, self._clock()))
+        if self._waiting.pop(ticket_id, None) is None:
+            verdict = waiting.result()
+            if isinstance(verdict, Dispatched):
+                self._perform(self.core.release(verdict.lease_id, self._clock()))
 
     def _observe(self, offer: Offer) -> Pass:
         engine = self.core.pick(offer.key)

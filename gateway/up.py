@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from gateway.quickstart import EngineFacts, Quickstart, Wish, write_configuration
 
-__all__ = ["Engine", "UpError", "stay_up"]
+__all__ = ["Engine", "UpError", "curl_lines", "stay_up"]
 
 READY_S = 60.0
 STOP_S = 15.0
@@ -86,7 +86,7 @@ def _told(
         "admin_url": ready.admin_url,
         "admin_token": started.admin_token,
         "engine_urls": urls,
-        "model": facts.model,
+        "model": facts.public_model,
         "keys": started.keys,
         "config": str(started.config),
     }
@@ -143,3 +143,35 @@ def _events(log: Path) -> list[dict[str, Any]]:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+
+
+def curl_lines(told: dict[str, Any]) -> str:
+    """Where everything is, and commands that work as pasted."""
+    url, key = told["gateway_url"], told["keys"]["interactive"]
+    chat = {
+        "model": told["model"],
+        "messages": [{"role": "user", "content": "What does a sluice gate do?"}],
+        "max_tokens": 16,
+        "stream": True,
+    }
+    completion = {"model": told["model"], "prompt": "A sluice gate", "max_tokens": 8}
+    as_json = "-H 'Content-Type: application/json'"
+    lines = [
+        f"engines  {' '.join(told['engine_urls'])}",
+        f"gateway  {url}   model {told['model']}",
+        "",
+        "# a streamed chat",
+        f"curl -N {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\",
+        f"  {as_json} -d '{json.dumps(chat)}'",
+        "# a completion",
+        f"curl {url}/v1/completions -H 'Authorization: Bearer {key}' \\",
+        f"  {as_json} -d '{json.dumps(completion)}'",
+        "# no key: 401",
+        f"curl -i {url}/v1/chat/completions {as_json} -d '{{}}'",
+        "# metrics per class, and the state of the gateway",
+        f"curl {told['admin_url']}/metrics",
+        f"curl {told['admin_url']}/admin/status -H 'Authorization: Bearer {told['admin_token']}'",
+        "",
+        "Ctrl-C ends it all.",
+    ]
+    return "\n".join(lines)

@@ -17,6 +17,7 @@ class Visit:
     """One request from its headers to its end. ``None``: did not come to that."""
 
     request_id: str
+    upstream_id: str
     arrived_s: float
     marks: Timeline
     ending: Ending
@@ -32,7 +33,9 @@ class Visit:
     pool: str | None = None
     engine: str | None = None
     stream: bool = False
+    body_bytes: int = 0
     prompt_tokens: int | None = None
+    engine_prompt_tokens: int | None = None
     completion_tokens: int | None = None
     classify_s: float | None = None
     classify_method: str | None = None
@@ -70,6 +73,7 @@ class Visit:
             engine=self.engine,
             stream=self.stream,
             prompt_tokens=self.prompt_tokens,
+            engine_prompt_tokens=self.engine_prompt_tokens,
             completion_tokens=self.completion_tokens,
             classify_s=self.classify_s,
             classify_method=self.classify_method,

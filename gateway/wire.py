@@ -34,6 +34,7 @@ __all__ = [
     "READ_BYTES",
     "BadResponse",
     "ConnectFailed",
+    "ConnectTimedOut",
     "Disconnected",
     "EngineClient",
     "Exchange",
@@ -47,8 +48,17 @@ READ_BYTES = 32 * 1024
 BUFFER_BYTES = 32 * 1024
 
 
+# A connection that the engine had closed before is lost within a round trip of the write; one that
+# is lost later had a request on it that may have been the cause.
+STALE_WITHIN_S = 0.1
+
+
 class ConnectFailed(WireError):
     """No connection could be opened: nothing was sent."""
+
+
+class ConnectTimedOut(ConnectFailed):
+    """No connection came about in time; the address may be fine."""
 
 
 class TimedOut(WireError):
@@ -129,27 +139,31 @@ class Exchange:
     async def start(self) -> None:
         """Send the request and wait for the response's head; WireError if there is none."""
         pooled = self._client.take()
-        if pooled is not None:
-            self.reused = True
-            await self._send(pooled)
-            if not self._stale(pooled):
-                return self._raise_unless_begun()
-            self._error, self.reused = None, False
-        await self._send(await self._connect())
-        return self._raise_unless_begun()
+        if pooled is not None and not await self._sent_on_pooled(pooled):
+            try:
+                await self._send(await self._connect())
+            except ConnectFailed as error:
+                # Something was written before: nobody may conclude that nothing was sent.
+                raise Disconnected(f"sent once, and then: {error}") from error
+        elif pooled is None:
+            await self._send(await self._connect())
+        self._raise_unless_begun()
+
+    async def _sent_on_pooled(self, pooled: Connection) -> bool:
+        """Send on a connection that has served before; False if the engine had closed it."""
+        self.reused = True
+        sent_s = self.loop.time()
+        await self._send(pooled)
+        lost = isinstance(self._error, Disconnected) and pooled.silent
+        if self._aborted or not lost or self.loop.time() - sent_s > STALE_WITHIN_S:
+            return True
+        self._error, self.reused = None, False
+        return False
 
     def _raise_unless_begun(self) -> None:
         # A body that broke at once is read first, up to the break.
         if not self.status:
             self._raise_if_over()
-
-    def _stale(self, connection: Connection) -> bool:
-        """Whether the engine had closed the connection before it saw the request.
-
-        An exchange that was ended from outside is over: sending it again would run it for nobody.
-        """
-        lost = isinstance(self._error, Disconnected) and connection.silent
-        return lost and not self._aborted
 
     async def _connect(self) -> Connection:
         self._raise_if_over()
@@ -334,7 +348,7 @@ class EngineClient:
                     ssl=self._tls,
                 )
         except TimeoutError:
-            raise ConnectFailed(f"{host}: no connection in {self._connect_timeout_s} s") from None
+            raise ConnectTimedOut(f"{host}: no connection in {self._connect_timeout_s} s") from None
         except OSError as error:
             raise ConnectFailed(f"{host}: {error}") from error
         return connection

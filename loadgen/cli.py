@@ -14,24 +14,26 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from loadgen.bundle import analyse_folder, trace_path, verify_folder
-from loadgen.conduct import EXTERNAL_IDENTITY, conduct, done_already, engine_identity
 from loadgen.corpus import Shape, freeze_corpus, load_corpus
 from loadgen.decide import decide
 from loadgen.demo import DEMO_INTERVALS, DEMO_TRACE, freeze_demo, run_view
+from loadgen.engine.flags import add_arguments
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_json, write_bytes, write_json
 from loadgen.plan import default_cells, sweep_plan
-from loadgen.publish import write_report
 from loadgen.record import BenchError
+from loadgen.report_file import write_report
+from loadgen.results import analyse_folder, trace_path, verify_folder
+from loadgen.runs import EXTERNAL_IDENTITY, conduct, done_already, engine_identity
+from loadgen.stack import Endpoint
 from loadgen.tables import verdict_line
 from loadgen.trace import KINDS, TraceSpec, build_trace, encode_trace, trace_manifest
-from loadgen.upstack import Endpoint
 
 __all__ = ["add_bench_parser", "run_bench"]
 
 Args = argparse.Namespace
 Verb = Callable[[Args, Console], int]
+RUNNABLE = "demo"  # the one kind of plan that `run` carries out
 
 
 def _shape(text: str) -> Shape:
@@ -86,7 +88,10 @@ def _plan(args: Args, console: Console) -> int:
         plan = sweep_plan(default_cells(), mixes, rates, args.rounds, args.seed)
         write_json(args.folder / "plan.json", plan)
     runs = read_json(args.folder / "plan.json")["runs"]
-    console.print(f"{args.folder / 'plan.json'}: {len(runs)} runs", highlight=False, soft_wrap=True)
+    said = f"{args.folder / 'plan.json'}: {len(runs)} runs"
+    if args.kind != RUNNABLE:
+        said += f"; a {args.kind} plan cannot be run yet, only looked at"
+    console.print(said, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -98,13 +103,21 @@ def _external(args: Args, plan: Mapping[str, Any]) -> Endpoint | None:
     return Endpoint(args.url, args.admin_url, tuple(args.engine_url), args.model, keys, told)
 
 
+def _chosen(args: Args, plan: Mapping[str, Any]) -> list[Any]:
+    planned = [r["run_id"] for r in plan["runs"]]
+    if unknown := [name for name in args.run_id if name not in planned]:
+        known = ", ".join(planned)
+        raise BenchError(
+            f"--run-id {unknown[0]}: not in {args.folder}/plan.json, which has {known}"
+        )
+    return [r for r in plan["runs"] if not args.run_id or r["run_id"] in args.run_id]
+
+
 def _run(args: Args, console: Console) -> int:
     plan = read_json(args.folder / "plan.json")
-    if plan["kind"] != "demo":
+    if plan["kind"] != RUNNABLE:
         raise BenchError(f"{args.folder}/plan.json: a {plan['kind']} plan cannot be run yet")
-    runs = [r for r in plan["runs"] if not args.run_id or r["run_id"] in args.run_id]
-    if args.resume:
-        runs = [r for r in runs if not done_already(args.folder, r)]
+    runs = [r for r in _chosen(args, plan) if not (args.resume and done_already(args.folder, r))]
     external = _external(args, plan)
     view = run_view(console, len(runs))
     identity = EXTERNAL_IDENTITY if external else engine_identity(TextModel())
@@ -184,12 +197,19 @@ def _add_trace(verbs: Any) -> None:
 
 
 def _add_plan(verbs: Any) -> None:
-    said = "set out the runs: the demonstration's ways, or the sweep of engine settings"
+    said = "set out the runs: the demonstration's ways, or a sweep that cannot be run yet"
     parser = _verb(verbs, "plan", _plan, said, "plan out/sweep --kind sweep --rounds 3 --seed 1")
     parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--kind", choices=("demo", "sweep"), default="demo")
+    kinds, said = ("demo", "sweep"), "a sweep is written as data: `run` refuses it (%(default)s)"
+    parser.add_argument("--kind", choices=kinds, default=RUNNABLE, help=said)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+
+
+def _simulated_model() -> str:
+    engine = argparse.ArgumentParser(add_help=False)
+    add_arguments(engine)
+    return str(engine.get_default("served_model_name"))
 
 
 def _add_run(verbs: Any) -> None:
@@ -202,7 +222,7 @@ def _add_run(verbs: Any) -> None:
     parser.add_argument("--run-id", action="append", default=[], help="only this run (repeatable)")
     parser.add_argument("--resume", action="store_true", help="skip runs whose records are there")
     parser.add_argument("--url", help="a running gateway or engine")
-    parser.add_argument("--model", default="sim", help="model to ask --url for")
+    parser.add_argument("--model", default=_simulated_model(), help="for --url (%(default)s)")
     parser.add_argument("--key", help="API key for --url")
     parser.add_argument("--admin-url", help="where the gateway's /metrics are")
     parser.add_argument("--engine-url", action="append", default=[], help="engine to scrape")
@@ -220,7 +240,7 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         ("analyse", _analyse, "recompute analysis.json from the records"),
         ("decide", _decide, "write decision.json from analysis.json"),
         ("report", _report, "write report.html"),
-        ("verify", _verify, "recompute everything; say identical, or where it differs"),
+        ("verify", _verify, "recompute analysis, decision and report; say where they differ"),
     )
     for name, verb, said in folder_verbs:
         parser = _verb(verbs, name, verb, said, f"{name} out/demo")

@@ -18,7 +18,7 @@ __all__ = ["Progress", "show_result"]
 
 Row = Mapping[str, Any]
 LINE_EVERY_S = 5.0
-WIDE = 150
+ENDLESS = 10_000  # columns: wider than any table, to learn how wide it would like to be
 COUNTS = ("offered", "done", "refused", "failed", "in_flight")
 
 
@@ -105,10 +105,12 @@ def _result_table(analysis: Row, title: str, columns: Sequence[int]) -> Table:
     return table
 
 
-def _result_tables(analysis: Row, width: int) -> list[Table]:
+def _result_tables(analysis: Row, console: Console) -> list[Table]:
     """Return one table, or three where the terminal is too narrow for all columns."""
-    if width >= WIDE:
-        return [_result_table(analysis, "Each way and class", range(2, len(COLUMNS)))]
+    whole = _result_table(analysis, "Each way and class", range(2, len(COLUMNS)))
+    unbent = console.options.update(width=ENDLESS)
+    if console.measure(whole, options=unbent).maximum <= console.width:
+        return [whole]
     first, last = COLUMNS.index("TTFT p50"), COLUMNS.index("goodput/s")
     parts = {
         "requests": range(2, first),
@@ -120,7 +122,7 @@ def _result_tables(analysis: Row, width: int) -> list[Table]:
 
 def show_result(console: Console, analysis: Row, decision: Row) -> None:
     """Print table, changes, pools, checks and the verdict."""
-    for table in _result_tables(analysis, console.width):
+    for table in _result_tables(analysis, console):
         console.print(table)
     lines = [*pool_lines(analysis), "", *(f"change: {c}" for c in change_lines(analysis)), ""]
     for run in analysis["runs"]:

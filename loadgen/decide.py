@@ -42,7 +42,7 @@ def decide(analysis: Mapping[str, Any], analysis_sha256: str) -> dict[str, Any]:
     return {
         "kind": "decision",
         "verdict": verdict,
-        "action": "keep B0",
+        "action": "keep the baseline",
         "reasons": reasons,
         "synthetic": analysis["synthetic"],
         "deployable": False,

@@ -6,24 +6,26 @@ rerun: a way whose client could not keep up is printed as invalid and the exit s
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from loadgen.bundle import conclude, trace_path
 from loadgen.capacity import Demand
-from loadgen.conduct import Show, conduct, cost_path, engine_identity
 from loadgen.console import Progress, show_result
 from loadgen.corpus import Shape, freeze_corpus
 from loadgen.engine.cost import step_cost_from
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_json, write_bytes, write_json
 from loadgen.plan import CONTROL, DEMO_WAYS, Intervals, Way, demo_plan
-from loadgen.publish import write_report
 from loadgen.record import BenchError
-from loadgen.sweep import Watch
+from loadgen.report_file import write_report
+from loadgen.results import conclude, trace_path
+from loadgen.run import Watch
+from loadgen.runs import Show, conduct, cost_path, engine_identity
+from loadgen.tables import prediction_lines
 from loadgen.trace import (
     Arrival,
     TraceSpec,
@@ -36,14 +38,14 @@ from loadgen.trace import (
 
 __all__ = ["DEMO_INTERVALS", "DEMO_TRACE", "Simulate", "freeze_demo", "run_demo", "run_view"]
 
-# 0.85 of what two engines complete at saturation on this mix: the stress rate of the plan page.
+# 0.85 of what two engines complete at saturation on this mix.
 DEMO_TRACE = TraceSpec("poisson-stratified", 20, 21.8, (("short", 0.8), ("long", 0.2)), 3.0, 25.0)
 DEMO_INTERVALS = Intervals(ramp_s=3.0, window_s=25.0, drain_s=15.0, timeout_s=15.0)
 SIZES = {"short": 512, "long": 8192}
 OUTPUT_TOKENS = 128
 CORPUS_SEED = 11
 
-# Predicts a way on a trace: per class `ttft_p50_s` and `ttft_p95_s`.
+# Predicts a way on a trace: per class `ttft_p50_s` and `ttft_p95_s`, infinite if unbounded.
 Simulate = Callable[[Sequence[Arrival], Way], Mapping[str, Mapping[str, float]]]
 
 
@@ -89,11 +91,18 @@ def _predict(folder: Path, mixed: Sequence[Arrival], simulate: Simulate | None) 
     if simulate is None:
         return
     ways = {
-        way.name: simulate(shorts_only(mixed) if way.control else mixed, way)
+        way.name: _finite(simulate(shorts_only(mixed) if way.control else mixed, way))
         for way in (*DEMO_WAYS, CONTROL)
     }
     named = {"trace_sha256": file_digest(trace_path(folder, "mixed"))}
     write_json(path, {"kind": "predictions", "inputs": named, "ways": ways})
+
+
+def _finite(told: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {k: v if math.isfinite(v) else None for k, v in figures.items()}
+        for name, figures in told.items()
+    }
 
 
 def run_view(console: Console, total: int) -> Show:
@@ -110,15 +119,8 @@ def run_view(console: Console, total: int) -> Show:
 
 
 def _show_predictions(console: Console, analysis: Mapping[str, Any]) -> None:
-    for run in analysis["runs"]:
-        for name, told in analysis.get("predictions", {}).get(run["name"], {}).items():
-            figures = run["classes"].get(name, {}).get("ttft_s", {}).get("offered", {})
-            measured = figures.get("p95", {}).get("value")
-            said = f"{measured:.2f} s" if measured is not None else "unbounded or too few"
-            line = f"predicted TTFT p95 {told['ttft_p95_s']:.2f} s, measured {said}"
-            console.print(
-                f"{run['label']}, {name}: {line}", markup=False, highlight=False, soft_wrap=True
-            )
+    for line in prediction_lines(analysis):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _conduct(folder: Path, model: TextModel, console: Console) -> None:

@@ -4,11 +4,13 @@ The policy is handed in (the load generator never imports the gateway); the engi
 simulated ones' scheduler and cost. Pure: no I/O, no clock.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
+from loadgen.analyse import quantile
 from loadgen.engine.cost import StepCost
 from loadgen.engine.scheduler import SchedulerConfig
-from loadgen.simulate import Delays, Policy, SimArrival, SimResult, nearest_rank, simulate
+from loadgen.simulate import Delays, Policy, SimArrival, SimResult, simulate
 from loadgen.trace import Arrival
 
 __all__ = ["forecast", "play"]
@@ -24,18 +26,21 @@ def forecast(
 ) -> Mapping[str, Mapping[str, float]]:
     """Predicted ``ttft_p50_s`` and ``ttft_p95_s`` per class, of arrivals planned from ``from_s``.
 
-    Quantiles are over answered requests, by nearest rank; a class without any is left out.
+    Quantiles are those of the measurement: over every offered request, one that is not answered
+    counting as infinite. A class of which nothing is offered from ``from_s`` on is left out.
     """
-    results = [r for r in play(trace, policy, engines, cost) if r.arrival.at_s >= from_s]
-    told = {}
-    for name in dict.fromkeys(a.size_class for a in trace):
-        ttft_s = [r.ttft_s for r in results if r.arrival.size_class == name and r.ttft_s]
-        if ttft_s:
-            told[name] = {
-                "ttft_p50_s": nearest_rank(ttft_s, 0.5),
-                "ttft_p95_s": nearest_rank(ttft_s, 0.95),
-            }
-    return told
+    ttft_s: dict[str, list[float]] = {}
+    for result in play(trace, policy, engines, cost):
+        if result.arrival.at_s >= from_s:
+            ttft_s.setdefault(result.arrival.size_class, []).append(_offered_ttft_s(result))
+    return {
+        name: {"ttft_p50_s": quantile(values, 0.5), "ttft_p95_s": quantile(values, 0.95)}
+        for name, values in ttft_s.items()
+    }
+
+
+def _offered_ttft_s(result: SimResult) -> float:
+    return result.ttft_s if result.done and result.ttft_s is not None else math.inf
 
 
 def play(

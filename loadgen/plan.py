@@ -168,7 +168,7 @@ def demo_plan(
 
 
 def default_cells() -> tuple[Cell, ...]:
-    """Return B0, whose arguments are captured from the baseline, and the six candidates."""
+    """Return the baseline B0, whose arguments are captured from it, and the six candidates."""
     grid = [(b, s) for b in (2048, 4096, 8192) for s in (16, 32)]
     candidates = (
         Cell(f"C{n}", {"max_num_batched_tokens": b, "max_num_seqs": s})

@@ -87,13 +87,12 @@ class RequestRecord:
     prompt_tokens_reported: int | None = None
     completion_tokens_reported: int | None = None
     queue_ms: float | None = None
-    request_bytes: int | None = None
     response_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What a run was, apart from what it measured: the thirteen fields are always present."""
+    """What a run was, apart from what it measured. Every field but `details` is always there."""
 
     run_id: str
     cell_id: str

@@ -25,12 +25,12 @@ import orjson
 import uvloop
 
 from loadgen.alarm import new_alarm
+from loadgen.capture import Capture
 from loadgen.corpus import Corpus, body_of, load_corpus
-from loadgen.exchange import Exchange
+from loadgen.cpu_priority import ahead_of_servers
 from loadgen.files import read_bytes, write_bytes
-from loadgen.harvest import records
-from loadgen.priority import ahead_of_servers
 from loadgen.record import BenchError, Outcome, digest, encode_requests, strict_json
+from loadgen.records import records
 from loadgen.stream import Pool, request_bytes
 from loadgen.trace import Arrival, decode_trace
 
@@ -119,11 +119,11 @@ class _Tally:
     refused: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
 
-    def finish(self, name: str, exchange: Exchange) -> None:
-        """Count a finished exchange by what its head shows."""
-        if exchange.status == 200 and exchange.complete:
+    def finish(self, name: str, capture: Capture) -> None:
+        """Count a finished request by what its head shows."""
+        if capture.status == 200 and capture.complete:
             self.done[name] += 1
-        elif exchange.status in {429, 503}:
+        elif capture.status in {429, 503}:
             self.refused[name] += 1
         else:
             self.failed[name] += 1
@@ -155,13 +155,14 @@ class Replay:
         self._over = asyncio.Event()
         self._next = 0
         self._by_seq = {a.seq: a for a in trace}
-        self._in_flight: dict[int, Exchange] = {}
+        self._in_flight: dict[int, Capture] = {}
         self._tally = _Tally()
         self._second = _Second(0, 0)
         self._beat_ns = 0
+        self._beat: asyncio.TimerHandle | None = None
         self._refill: asyncio.Task[None] | None = None
         self.t0_ns = 0
-        self.exchanges: dict[int, Exchange] = {}
+        self.captures: dict[int, Capture] = {}
         self.ended: dict[int, Outcome] = {}
         self.refill_failures = 0
         self._crash: BaseException | None = None
@@ -175,12 +176,12 @@ class Replay:
         self._second = _Second(time.monotonic_ns(), time.process_time_ns())
         self._arm()
         self._beat_ns = time.monotonic_ns()
-        beat = self._loop.call_later(HEARTBEAT_S, self._heartbeat)
+        self._beat = self._loop.call_later(HEARTBEAT_S, self._heartbeat)
         job = self._job
         limit_s = job.ramp_s + job.window_s + job.drain_s + LEAD_NS / 1e9
         with contextlib.suppress(TimeoutError):  # the deadline is one of the two ways to end
             await asyncio.wait_for(self._over.wait(), limit_s)
-        beat.cancel()
+        self._beat.cancel()  # the one that is due: each sets the next
         self._alarm.close()
         self._end_all(Outcome.UNFINISHED)
         self._report_second()
@@ -204,7 +205,8 @@ class Replay:
             self._end(seq, outcome)
 
     def _end(self, seq: int, outcome: Outcome) -> None:
-        self.ended[seq] = outcome
+        # A request whose connection is still being opened stays in flight: its first end counts.
+        self.ended.setdefault(seq, outcome)
         self._pool.cancel(seq)
 
     def _arm(self) -> None:
@@ -225,14 +227,14 @@ class Replay:
         self._arm()
 
     def _send(self, arrival: Arrival) -> None:
-        exchange = Exchange(arrival.seq)
-        self.exchanges[arrival.seq] = self._in_flight[arrival.seq] = exchange
+        capture = Capture(arrival.seq)
+        self.captures[arrival.seq] = self._in_flight[arrival.seq] = capture
         self._tally.offered[arrival.size_class] += 1
-        self._pool.send(exchange, self._requests[arrival.seq], self._done)
+        self._pool.send(capture, self._requests[arrival.seq], self._done)
 
-    def _done(self, exchange: Exchange) -> None:
-        self._in_flight.pop(exchange.seq, None)
-        self._tally.finish(self._by_seq[exchange.seq].size_class, exchange)
+    def _done(self, capture: Capture) -> None:
+        self._in_flight.pop(capture.seq, None)
+        self._tally.finish(self._by_seq[capture.seq].size_class, capture)
         if self._next == len(self._trace) and not self._in_flight:
             self._over.set()
 
@@ -241,7 +243,7 @@ class Replay:
         lag_ns = now_ns - self._beat_ns - int(HEARTBEAT_S * 1e9)
         self._second.loop_lag_ns = max(self._second.loop_lag_ns, lag_ns)
         self._beat_ns = now_ns
-        self._loop.call_later(HEARTBEAT_S, self._heartbeat)
+        self._beat = self._loop.call_later(HEARTBEAT_S, self._heartbeat)
         self._time_out(now_ns)
         if now_ns - self._second.wall_ns >= 1_000_000_000:
             self._report_second()
@@ -263,9 +265,9 @@ class Replay:
 
     def _oldest_s(self, now_ns: int) -> dict[str, float]:
         oldest: dict[str, float] = {}
-        for seq, exchange in self._in_flight.items():
+        for seq, capture in self._in_flight.items():
             arrival = self._by_seq[seq]
-            if not exchange.reads and arrival.size_class not in oldest:
+            if not capture.reads and arrival.size_class not in oldest:
                 age_ns = now_ns - self.t0_ns - arrival.offset_us * 1000
                 oldest[arrival.size_class] = round(age_ns / 1e9, 3)
         return oldest
@@ -332,7 +334,7 @@ async def _run(job: Job) -> None:
         "client_priority": priority,
         "refill_failures": replay.refill_failures,
     }
-    made = records(trace, job.ramp_s, replay.exchanges, replay.ended, replay.t0_ns)
+    made = records(trace, job.ramp_s, replay.captures, replay.ended, replay.t0_ns)
     sha256 = write_bytes(Path(job.out_path), encode_requests(header, made))
     _emit_line({"kind": "finished", "requests_sha256": sha256})
 

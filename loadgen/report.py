@@ -65,7 +65,7 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = ("".join(f"<td>{escape(v)}</td>" for v in row) for row in body)
     inner = "".join(f"<tr>{line}</tr>" for line in lines)
     return (
-        f'<div class="scroll"><table><thead><tr>{top}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{top}</tr></thead>'
         f"<tbody>{inner}</tbody></table></div>"
     )
 
@@ -113,13 +113,13 @@ def _equalities(analysis: Json) -> list[str]:
 
 
 def _contract(analysis: Json) -> str:
-    head = ("class", "", "TTFT", "max stall", "e2e", "attainment")
+    head = ("class", "TTFT", "max stall", "e2e", "attainment", "valid by")
     body = [
         (
             name,
-            "",
             *(f"{limits[k]} s" for k in ("ttft_s", "max_stall_s", "e2e_s")),
             f"{limits['attainment']:.0%}",
+            limits["validator"],
         )
         for name, limits in analysis["contract"].items()
     ]

@@ -23,7 +23,6 @@ __all__ = [
     "Policy",
     "SimArrival",
     "SimResult",
-    "nearest_rank",
     "simulate",
 ]
 
@@ -272,15 +271,3 @@ def simulate(
         run.at(arrival.at_s, run.arrive(arrival))
     run.run()
     return [run.results[a.seq] for a in arrivals]
-
-
-def nearest_rank(values: Sequence[float], p: float) -> float:
-    """The p-quantile by nearest rank: an element that was observed, never an interpolation.
-
-    Raises:
-        ValueError: there are no values.
-    """
-    if not values:
-        raise ValueError("no quantile of no values")
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(p * len(ordered)))]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from loadgen.exchange import Exchange
+from loadgen.capture import Capture
 from loadgen.record import BenchError
 
 __all__ = ["Pool", "request_bytes"]
@@ -25,11 +25,11 @@ __all__ = ["Pool", "request_bytes"]
 MAX_IDLE_NS = 2_000_000_000
 
 
-OnDone = Callable[[Exchange], None]
+OnDone = Callable[[Capture], None]
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, at most one exchange at a time."""
+    """One connection, at most one request at a time."""
 
     def __init__(self, pool: "Pool", sock: socket.socket) -> None:
         self._pool, self._sock = pool, sock
@@ -37,14 +37,14 @@ class _Connection(asyncio.Protocol):
         self._parser: Any = None
         self._on_done: OnDone | None = None
         self._keep = False
-        self.exchange: Exchange | None = None
+        self.capture: Capture | None = None
         self.idle_since_ns = time.monotonic_ns()
 
-    def begin(self, exchange: Exchange, payload: bytes, on_done: OnDone) -> None:
+    def begin(self, capture: Capture, payload: bytes, on_done: OnDone) -> None:
         """Send a request now; `on_done` is called once, whatever happens."""
-        self.exchange, self._on_done = exchange, on_done
+        self.capture, self._on_done = capture, on_done
         self._parser = httptools.HttpResponseParser(self)
-        exchange.sent_ns = time.monotonic_ns()
+        capture.sent_ns = time.monotonic_ns()
         try:
             sent = self._sock.send(payload)
         except BlockingIOError:
@@ -60,13 +60,13 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _finish(self, fault: str | None) -> None:
-        exchange, on_done = self.exchange, self._on_done
-        self.exchange = self._on_done = None
-        if exchange is None or on_done is None:
+        capture, on_done = self.capture, self._on_done
+        self.capture = self._on_done = None
+        if capture is None or on_done is None:
             return
-        exchange.end_ns = exchange.reads[-1][0] if exchange.reads else exchange.head_ns
-        exchange.fault = fault
-        on_done(exchange)
+        capture.end_ns = capture.reads[-1][0] if capture.reads else capture.head_ns
+        capture.fault = fault
+        on_done(capture)
 
     # asyncio.Protocol
 
@@ -78,36 +78,36 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Stamp, then parse."""
         now_ns = time.monotonic_ns()
-        exchange = self.exchange
-        if exchange is None:
+        capture = self.capture
+        if capture is None:
             self.abort()  # bytes nobody asked for: the connection is not to be trusted
             return
-        if exchange.head_ns is None:
-            exchange.head_ns = now_ns
-        before = len(exchange.body)
+        if capture.head_ns is None:
+            capture.head_ns = now_ns
+        before = len(capture.body)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._finish("not_http")
             self.abort()
             return
-        if len(exchange.body) > before:
-            exchange.reads.append((now_ns, len(exchange.body)))
-        if exchange.complete:
+        if len(capture.body) > before:
+            capture.reads.append((now_ns, len(capture.body)))
+        if capture.complete:
             self._completed()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End what was in flight; a body without a length is complete when the server closes."""
-        exchange = self.exchange
-        if exchange is not None and exc is None and self._ends_with_connection(exchange):
-            exchange.complete = True
-        done = exchange is not None and exchange.complete
+        capture = self.capture
+        if capture is not None and exc is None and self._ends_with_connection(capture):
+            capture.complete = True
+        done = capture is not None and capture.complete
         self._finish(None if done else "connection_lost")
         self._pool.forget(self)
 
-    def _ends_with_connection(self, exchange: Exchange) -> bool:
-        framed = b"content-length" in exchange.headers or b"transfer-encoding" in exchange.headers
-        return exchange.status is not None and not framed
+    def _ends_with_connection(self, capture: Capture) -> bool:
+        framed = b"content-length" in capture.headers or b"transfer-encoding" in capture.headers
+        return capture.status is not None and not framed
 
     def _completed(self) -> None:
         self._finish(None)
@@ -121,23 +121,23 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header under its lower-case name."""
-        if self.exchange is not None:
-            self.exchange.headers[name.lower()] = value
+        if self.capture is not None:
+            self.capture.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """Keep the status."""
-        if self.exchange is not None:
-            self.exchange.status = self._parser.get_status_code()
+        if self.capture is not None:
+            self.capture.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
         """Append to the body."""
-        if self.exchange is not None:
-            self.exchange.body += data
+        if self.capture is not None:
+            self.capture.body += data
 
     def on_message_complete(self) -> None:
         """Mark the message whole; the parser forgets about keep-alive after this call."""
-        if self.exchange is not None:
-            self.exchange.complete = True
+        if self.capture is not None:
+            self.capture.complete = True
             self._keep = self._parser.should_keep_alive()
 
 
@@ -189,41 +189,41 @@ class Pool:
         for _ in range(self._spare - len(self._idle)):
             self._idle.insert(0, await self._open())
 
-    def send(self, exchange: Exchange, payload: bytes, on_done: OnDone) -> None:
+    def send(self, capture: Capture, payload: bytes, on_done: OnDone) -> None:
         """Send now on an open connection, or as soon as a new one is open."""
-        exchange.asked_ns = time.monotonic_ns()
+        capture.asked_ns = time.monotonic_ns()
         self._drop_stale()
         if self._idle:
-            self._start(self._idle.pop(), exchange, payload, on_done)
+            self._start(self._idle.pop(), capture, payload, on_done)
             return
         # A strong reference is kept in the set: the loop itself holds only a weak one.
-        task = asyncio.get_running_loop().create_task(self._send_new(exchange, payload, on_done))
+        task = asyncio.get_running_loop().create_task(self._send_new(capture, payload, on_done))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_new(self, exchange: Exchange, payload: bytes, on_done: OnDone) -> None:
+    async def _send_new(self, capture: Capture, payload: bytes, on_done: OnDone) -> None:
         try:
             connection = await self._open()
         except OSError as error:
-            exchange.fault = f"connect_failed_{error.errno}"
-            on_done(exchange)
+            capture.fault = f"connect_failed_{error.errno}"
+            on_done(capture)
             return
-        if exchange.seq in self._cancelled:
+        if capture.seq in self._cancelled:
             connection.abort()
-            on_done(exchange)
+            on_done(capture)
             return
-        self._start(connection, exchange, payload, on_done)
+        self._start(connection, capture, payload, on_done)
 
     def _start(
-        self, connection: _Connection, exchange: Exchange, payload: bytes, on_done: OnDone
+        self, connection: _Connection, capture: Capture, payload: bytes, on_done: OnDone
     ) -> None:
-        self._busy[exchange.seq] = connection
+        self._busy[capture.seq] = connection
 
-        def done(finished: Exchange) -> None:
+        def done(finished: Capture) -> None:
             self._busy.pop(finished.seq, None)
             on_done(finished)
 
-        connection.begin(exchange, payload, done)
+        connection.begin(capture, payload, done)
 
     def cancel(self, seq: int) -> None:
         """Close the connection of a request in flight; its `on_done` follows."""
@@ -232,7 +232,7 @@ class Pool:
             connection.abort()
 
     def give_back(self, connection: _Connection) -> None:
-        """Take a connection whose exchange is over."""
+        """Take a connection whose request is over."""
         self._idle.append(connection)
 
     def forget(self, connection: _Connection) -> None:

@@ -6,7 +6,15 @@ Pure: no I/O, no clock.
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["COLUMNS", "cell", "change_lines", "pool_lines", "rows", "verdict_line"]
+__all__ = [
+    "COLUMNS",
+    "cell",
+    "change_lines",
+    "pool_lines",
+    "prediction_lines",
+    "rows",
+    "verdict_line",
+]
 
 COLUMNS = (
     "way",
@@ -109,7 +117,25 @@ def pool_lines(analysis: Json) -> list[str]:
     """Return each way's pools with their offered work over capacity."""
     return [
         f"{run['label']}: {pool['name']} pool ({pool['engines']} engine"
-        f"{'s' if pool['engines'] > 1 else ''}) is offered {pool['offered_work']:.0%} of its work"
+        f"{'s' if pool['engines'] > 1 else ''}) is offered {pool['offered_work']:.0%} of capacity"
         for run in analysis["runs"]
         for pool in run["pools"]
+    ]
+
+
+def _prediction(run: Json, told: Json, name: str) -> str:
+    predicted, own = told["ttft_p95_s"], run["classes"][name]["ttft_s"]["offered"]
+    said = "unbounded" if predicted is None else _seconds(predicted)
+    measured = cell(own["p95"], own["n"])
+    return f"{run['label']}, {name}: predicted TTFT p95 {said}, measured {measured}"
+
+
+def prediction_lines(analysis: Json) -> list[str]:
+    """Return what was foretold beside what was measured, for each way and class foretold."""
+    predictions = analysis.get("predictions", {})
+    return [
+        _prediction(run, predictions[run["name"]][name], name)
+        for run in analysis["runs"]
+        for name in analysis["class_order"]
+        if name in predictions.get(run["name"], {}) and name in run["classes"]
     ]

@@ -24,9 +24,9 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from loadgen.corpus import Corpus
-from loadgen.harvest import records
-from loadgen.priority import ahead_of_servers
+from loadgen.cpu_priority import ahead_of_servers
 from loadgen.record import Outcome, Prompt
+from loadgen.records import records
 from loadgen.replay import Job, Replay, payloads
 from loadgen.stream import Pool
 from loadgen.trace import Arrival
@@ -92,7 +92,7 @@ async def measure(title, trace, ttft_s, gap_s, chunks):
     server.stdin.close()
     sent = json.loads(await server.stdout.readline())
     await server.wait()
-    report(title, records(trace, 0.0, replay.exchanges, replay.ended, replay.t0_ns), sent, replay)
+    report(title, records(trace, 0.0, replay.captures, replay.ended, replay.t0_ns), sent, replay)
     print(f"  client priority                    {priority}")
     seconds = [r for r in rows if "cpu_share" in r]
     print(f"  client CPU, worst second           {max(r['cpu_share'] for r in seconds):.0%}")

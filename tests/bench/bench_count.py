@@ -17,7 +17,7 @@ from gateway.auth import KeyEntry, Keyring, authenticate, new_key
 from gateway.domain import Outcome, Surface
 from gateway.observe import Finished, log_line
 from gateway.template import ChatTemplate
-from gateway.tokenizer import Counter, Counting
+from gateway.tokenizer import Counted, Counter, CountingPool
 from tests.gateway.minimal import TEMPLATE, tokenizer_path
 
 TEXT = "\n".join(topics.values())
@@ -85,7 +85,7 @@ def print_steps(counter: Counter) -> None:
 
 async def print_stalls(counter: Counter) -> None:
     text = sized(counter, 8192)
-    stage = Counting(2, 2048, 10_000, 1 << 30)
+    stage = CountingPool(2, 2048, 10_000, 1 << 30)
     stalls: list[float] = []
 
     async def watch() -> None:
@@ -97,9 +97,13 @@ async def print_stalls(counter: Counter) -> None:
     watcher = asyncio.ensure_future(watch())
     started = time.perf_counter()
     calls = []
+
+    def count() -> Counted:
+        return counter.count(text, add_special_tokens=False)
+
     for number in range(150):
         await asyncio.sleep(max(0.0, started + number / 50 - time.perf_counter()))
-        calls.append(asyncio.ensure_future(stage.count(counter, [text], add_special_tokens=False)))
+        calls.append(asyncio.ensure_future(stage.work(len(text), count)))
     await asyncio.gather(*calls)
     watcher.cancel()
     stage.close()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from loadgen.engine.launch import EngineProcess, start_engine
-from tests.e2e.harness import Front, Served, front, write_config
+from tests.e2e.configs import Served, write_config
+from tests.e2e.harness import Front, front
 
 Engines = Callable[..., list[EngineProcess]]
 

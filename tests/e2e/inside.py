@@ -14,7 +14,8 @@ from gateway.edge import EdgeLimits, uvicorn_config
 from gateway.engines import after_success
 from gateway.journal import Journal
 from gateway.serve import _Listener, _listening, build
-from tests.e2e.harness import Front, Served, write_config
+from tests.e2e.configs import Served, write_config
+from tests.e2e.harness import Front
 
 Change = Callable[[Gateway], Gateway]
 
@@ -53,7 +54,7 @@ async def inside(
     finally:
         lines()
         parts.turnstile.close()
-        parts.counting.counting.close()
+        parts.counting.pool.close()
         for client in parts.clients.values():
             client.close()
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.configs import Served
 from tests.e2e.harness import (
     LIMIT_S,
     Front,
-    Served,
     caller,
     chat,
     endless,

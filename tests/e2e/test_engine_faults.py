@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from loadgen.engine.launch import EngineProcess
+from tests.e2e.configs import Served, write_config
 from tests.e2e.harness import (
     CHAT,
     PLAIN,
     Front,
-    Served,
     chat,
     endless,
     eventually,
@@ -21,7 +21,6 @@ from tests.e2e.harness import (
     ids,
     refused,
     sim_state,
-    write_config,
 )
 
 FLAGS = {

@@ -141,16 +141,12 @@ class OffByOne:
 
     def __init__(self, real: Any) -> None:
         self._real = real
-        self.counting = real.counting
+        self.pool = real.pool
 
-    def read(self, *asked: Any) -> Countable:
-        found: Countable = self._real.read(*asked)
-        return found
-
-    async def size_class(self, visit: Any, *more: Any) -> str:
-        name: str = await self._real.size_class(visit, *more)
+    async def classify(self, visit: Any, *more: Any) -> Countable:
+        asked: Countable = await self._real.classify(visit, *more)
         visit.prompt_tokens += 1
-        return name
+        return asked
 
 
 def miscounting(gateway: Gateway) -> Gateway:
@@ -163,3 +159,4 @@ async def test_a_count_that_is_off_by_one_is_noticed(fast: str, tmp_path: Path) 
         answer = await outside.ask(chat(max_tokens=1))
         engine = reported(answer, stream=False)
         assert lines()[-1]["prompt_tokens"] == engine + 1
+        assert lines()[-1]["engine_prompt_tokens"] == engine

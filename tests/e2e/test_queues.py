@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.configs import Served
 from tests.e2e.harness import (
     CHAT,
     PLAIN,
     Front,
-    Served,
     chat,
     endless,
     engine_idle,

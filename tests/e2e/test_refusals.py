@@ -7,19 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.harness import (
-    CHAT,
-    PLAIN,
-    Front,
-    Served,
-    caller,
-    chat,
-    eventually,
-    front,
-    ids,
-    refused,
-    write_config,
-)
+from tests.e2e.configs import Served, write_config
+from tests.e2e.harness import CHAT, PLAIN, Front, caller, chat, eventually, front, ids, refused
 
 KEY_OF_NOBODY = "sg_nobody_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 
@@ -278,7 +267,8 @@ async def test_the_request_id_is_the_callers_if_well_formed(plain: Front) -> Non
         kept = await plain.ask(chat(), X_Request_Id="trace-me.1")
         made = await plain.ask(chat(), X_Request_Id="no spaces here")
     assert kept.headers["x-request-id"] == "trace-me.1"
-    assert kept.json()["id"] == "chatcmpl-trace-me.1"
+    assert kept.json()["id"].startswith("chatcmpl-trace-me.1-")
+    assert kept.json()["id"] != f"chatcmpl-{kept.headers['x-request-id']}"
     assert len(made.headers["x-request-id"]) == 32
 
 
@@ -297,6 +287,7 @@ def edge(fast: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]
             "max_requests": 3,
             "max_body_bytes": 20000,
             "max_held_bytes": 30000,
+            "principal_share": 1.0,
         },
     )
     with front(path, keys, [fast]) as gateway:
@@ -356,7 +347,7 @@ async def test_more_requests_than_the_gateway_may_hold_are_refused(edge: Front) 
 async def test_more_bytes_than_the_gateway_may_hold_are_refused(edge: Front) -> None:
     async with edge.expect(body_timeout=1, ingress_full=1, completed=1):
         head = post_head(edge, 19000, "connection: close\r\n")
-        held = asyncio.ensure_future(edge.raw(head))
+        held = asyncio.ensure_future(edge.raw(head + b"{" * 18000))
         await eventually(lambda: holds(edge, 1))
         refused(await edge.ask(chat("a" * 15000)), "ingress_full")
         await held

@@ -10,7 +10,7 @@ from gateway.domain import Outcome, Refused, Surface
 from gateway.head import (
     TARGETS,
     check_content_type,
-    declared_length,
+    check_declared_length,
     max_wait_s,
     surface_of,
     trace_id,
@@ -58,10 +58,13 @@ def test_another_method_is_a_405_that_names_the_right_one(method: str) -> None:
     assert (refused.value.outcome, refused.value.status) == (Outcome.BAD_REQUEST, 405)
 
 
-def test_the_length_is_what_is_declared_and_nothing_where_it_comes_in_chunks() -> None:
-    assert declared_length([(b"content-length", b"17")]) == 17
-    assert declared_length([]) == 0
-    assert declared_length([(b"transfer-encoding", b"chunked")]) is None
+def test_a_body_declared_larger_than_allowed_is_refused_before_it_comes() -> None:
+    check_declared_length([(b"content-length", b"17")], 17)
+    check_declared_length([], 17)
+    check_declared_length([(b"transfer-encoding", b"chunked")], 17)
+    with pytest.raises(Refused) as refused:
+        check_declared_length([(b"content-length", b"18")], 17)
+    assert refused.value.outcome is Outcome.BODY_TOO_LARGE
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,7 @@ def crowd(config: Settings) -> Observer:
                         observer.would_refuse(size, service, outcome)
                         observer.record(seen)
                         observer.record(replace(seen, first_event_s=None))
+                        observer.record(replace(seen, engine_prompt_tokens=1))
                         observer.record(replace(seen, dispatched_s=None))
     return observer
 
@@ -331,3 +332,12 @@ def test_what_was_not_measured_is_absent_from_the_log() -> None:
 def test_a_value_with_line_ends_stays_one_line() -> None:
     line = log_line(replace(DONE, model='x"\n{"event":"forged"}'))
     assert line.count(b"\n") == 1
+
+
+def test_a_prompt_that_the_engine_counts_otherwise_is_counted_as_a_mismatch(
+    observer: Observer,
+) -> None:
+    observer.record(replace(DONE, engine_prompt_tokens=512))
+    assert value(observer, "count_mismatches_total", **SHORT) is None
+    observer.record(replace(DONE, engine_prompt_tokens=513))
+    assert value(observer, "count_mismatches_total", **SHORT) == 1

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from gateway.classify import classify
 from gateway.domain import Outcome, Refused
-from gateway.tokenizer import Counted, Counter, Counting
+from gateway.tokenizer import Counted, Counter, CountingPool
 from tests.gateway.minimal import tokenizer_path
 
 SPECIAL = [
@@ -217,41 +217,44 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
         Counter(path)
 
 
+async def counted(stage: CountingPool, counter: Counter, text: str) -> Counted:
+    return await stage.work(
+        len(text.encode()), lambda: counter.count_all([text], add_special_tokens=False)
+    )
+
+
 async def test_short_texts_are_counted_at_once_and_long_ones_in_threads(counter: Counter) -> None:
-    stage = Counting(threads=1, inline_below_bytes=100, max_requests=10, max_bytes=10_000)
+    stage = CountingPool(threads=1, inline_below_bytes=100, max_requests=10, max_bytes=10_000)
     try:
         for text in ("hello", "hello " * 100):
-            got = await stage.count(counter, [text], add_special_tokens=False)
+            got = await counted(stage, counter, text)
             assert got == counter.count(text, add_special_tokens=False)
     finally:
         stage.close()
 
 
 async def test_what_waits_to_be_counted_is_bounded_in_requests_and_bytes(counter: Counter) -> None:
-    stage = Counting(threads=1, inline_below_bytes=0, max_requests=3, max_bytes=1000)
+    stage = CountingPool(threads=1, inline_below_bytes=0, max_requests=3, max_bytes=1000)
     try:
-        held = [
-            asyncio.ensure_future(stage.count(counter, ["x" * 300], add_special_tokens=False))
-            for _ in range(3)
-        ]
+        held = [asyncio.ensure_future(counted(stage, counter, "x" * 300)) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(Refused) as refused:
-            await stage.count(counter, ["x"], add_special_tokens=False)
+            await counted(stage, counter, "x")
         assert refused.value.outcome is Outcome.INGRESS_FULL
         await asyncio.gather(*held)
         with pytest.raises(Refused):
-            await stage.count(counter, ["x" * 1001], add_special_tokens=False)
+            await counted(stage, counter, "x" * 1001)
         assert (stage.held_requests, stage.held_bytes) == (0, 0)
     finally:
         stage.close()
 
 
 async def test_the_shortest_text_is_counted_first(counter: Counter) -> None:
-    stage = Counting(threads=1, inline_below_bytes=0, max_requests=10, max_bytes=10**9)
+    stage = CountingPool(threads=1, inline_below_bytes=0, max_requests=10, max_bytes=10**9)
     order: list[int] = []
 
     async def one(size: int) -> None:
-        await stage.count(counter, ["word " * size], add_special_tokens=False)
+        await counted(stage, counter, "word " * size)
         order.append(size)
 
     try:
@@ -262,14 +265,9 @@ async def test_the_shortest_text_is_counted_first(counter: Counter) -> None:
 
 
 async def test_a_caller_that_leaves_while_waiting_frees_its_turn(counter: Counter) -> None:
-    stage = Counting(threads=1, inline_below_bytes=0, max_requests=10, max_bytes=10**9)
+    stage = CountingPool(threads=1, inline_below_bytes=0, max_requests=10, max_bytes=10**9)
     try:
-        tasks = [
-            asyncio.ensure_future(
-                stage.count(counter, ["word " * 50_000], add_special_tokens=False)
-            )
-            for _ in range(4)
-        ]
+        tasks = [asyncio.ensure_future(counted(stage, counter, "word " * 50_000)) for _ in range(4)]
         await asyncio.sleep(0)
         for task in tasks[:3]:
             task.cancel()
@@ -284,10 +282,10 @@ async def test_a_caller_that_leaves_while_waiting_frees_its_turn(counter: Counte
 async def test_a_caller_that_leaves_just_as_its_turn_comes_passes_the_turn_on(
     counter: Counter,
 ) -> None:
-    stage = Counting(threads=1, inline_below_bytes=0, max_requests=10, max_bytes=10**9)
+    stage = CountingPool(threads=1, inline_below_bytes=0, max_requests=10, max_bytes=10**9)
     try:
         stage._free = 0
-        task = asyncio.ensure_future(stage.count(counter, ["word"], add_special_tokens=False))
+        task = asyncio.ensure_future(counted(stage, counter, "word"))
         await asyncio.sleep(0)
         stage._release()
         task.cancel()

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from loadgen.cli import add_bench_parser, run_bench
+from loadgen.engine.flags import add_arguments, settings_from
 from loadgen.files import read_json
 from tests.loadgen.standin import StandIn  # noqa: F401 - shows what answers below
 
@@ -33,7 +34,7 @@ def test_corpus_and_trace_chain_by_files(tmp_path):
 def test_the_default_sweep_is_planned_as_data(tmp_path):
     code, printed = bench("plan", tmp_path, "--kind", "sweep")
     assert code == 0
-    assert "126 runs" in printed
+    assert "126 runs; a sweep plan cannot be run yet" in printed
     assert len(read_json(tmp_path / "plan.json")["runs"]) == 126
 
 
@@ -68,6 +69,32 @@ def test_resuming_a_finished_plan_runs_nothing(demo):
     stamps = [p.stat().st_mtime_ns for p in sorted(demo[0].rglob("samples.jsonl"))]
     assert bench("run", demo[0], "--resume")[0] == 0
     assert [p.stat().st_mtime_ns for p in sorted(demo[0].rglob("samples.jsonl"))] == stamps
+
+
+def test_a_run_that_the_plan_lacks_is_named_with_those_it_has(demo, capsys):
+    assert bench("run", demo[0], "--resume", "--run-id", "r2-nothing")[0] == 2
+    said = capsys.readouterr().err
+    assert "--run-id r2-nothing: not in" in said
+    assert "r1-admission-shared" in said
+
+
+def test_a_replay_that_cannot_start_is_said_on_one_line(demo, tmp_path, capsys):
+    folder = shutil.copytree(demo[0], tmp_path / "copy")
+    (folder / "trace-mixed.jsonl").unlink()
+    url = "http://127.0.0.1:1"
+    assert bench("run", folder, "--run-id", "r1-admission-shared", "--url", url)[0] == 2
+    said = capsys.readouterr().err
+    assert "trace-mixed.jsonl: cannot be read" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_an_external_server_is_asked_for_the_simulators_model_unless_told_otherwise(demo):
+    parser = argparse.ArgumentParser()
+    add_bench_parser(parser.add_subparsers())
+    args = parser.parse_args(["bench", "run", str(demo[0])])
+    engine = argparse.ArgumentParser()
+    add_arguments(engine)
+    assert args.model == settings_from(engine.parse_args([])).served_model_name
 
 
 def test_a_missing_folder_is_named_on_one_line(tmp_path, capsys):

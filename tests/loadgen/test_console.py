@@ -1,9 +1,11 @@
 import io
 
+import pytest
 from rich.console import Console
 
 from loadgen.console import Progress, show_result
 from loadgen.files import read_json
+from loadgen.tables import COLUMNS
 
 ROW = {
     "source": "client",
@@ -57,6 +59,23 @@ def test_a_narrow_terminal_gets_tables_in_which_nothing_is_cut(demo):
     for heading in ("requests", "latency", "unfinished", "goodput/s", "TTFT p95", "accepted"):
         assert heading in out.getvalue()
     assert "…" not in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120, 150])
+def test_wide_figures_are_not_cut_either(demo, width):
+    analysis = read_json(demo[0] / "analysis.json")
+    unbounded = {"value": None, "failed": 123, "above_s": 14.99}
+    for run in analysis["runs"]:
+        run["valid"] = False
+        for figures in run["classes"].values():
+            for measure in ("ttft_s", "e2e_s", "max_stall_s"):
+                for view in figures[measure].values():
+                    view.update(p50=unbounded, p95=unbounded)
+    out = io.StringIO()
+    show_result(Console(file=out, width=width), analysis, read_json(demo[0] / "decision.json"))
+    assert "…" not in out.getvalue()
+    for word in (*COLUMNS, "INVALID", "isolated"):
+        assert word in out.getvalue()
 
 
 def test_the_result_has_table_changes_checks_and_verdict(demo):

@@ -36,5 +36,5 @@ def test_no_synthetic_decision_is_deployable_and_each_names_its_inputs():
     decision = decide(analysis(run()), "x")
     assert decision["synthetic"] is True
     assert decision["deployable"] is False
-    assert decision["action"] == "keep B0"
+    assert decision["action"] == "keep the baseline"
     assert decision["inputs"] == {"analysis_sha256": "x", "plan_sha256": "p"}

@@ -8,6 +8,7 @@ from loadgen.demo import DEMO_INTERVALS, DEMO_TRACE, run_demo
 from loadgen.files import file_digest, read_json
 from loadgen.plan import DEMO_CONTRACT, check_intervals
 from loadgen.trace import class_counts
+from tests.loadgen.conftest import stand_in
 
 RUNS = (
     "r1-pass-through-shared",
@@ -47,7 +48,13 @@ def test_a_refusal_is_in_the_records_of_the_ways_that_refuse_only(demo):
 
 
 def test_predictions_are_printed_beside_what_was_measured(demo):
-    assert "predicted TTFT p95 0.02 s" in demo[2]
+    assert "predicted TTFT p95 20 ms, measured " in demo[2]
+
+
+def test_an_unbounded_prediction_is_recorded_as_null_and_said(demo):
+    ways = read_json(demo[0] / "predictions.json")["ways"]
+    assert ways["admission-isolated"]["long"]["ttft_p95_s"] is None
+    assert "admission, isolated, long: predicted TTFT p95 unbounded, measured " in demo[2]
 
 
 def test_no_output_holds_prompt_text_or_a_credential(demo):
@@ -73,9 +80,7 @@ def test_every_config_names_the_inputs_of_its_run(demo):
 
 
 def test_a_stack_that_cannot_start_is_an_error_of_its_own(tmp_path, monkeypatch, capsys):
-    package = tmp_path / "gateway"
-    package.mkdir()
-    (package / "__main__.py").write_text("raise SystemExit('no room')")
+    stand_in(tmp_path, "raise SystemExit('no room')")
     monkeypatch.chdir(tmp_path)
     spec = type(DEMO_TRACE)("constant", 1, 2.0, (("short", 1.0), ("long", 0.0)), 0.0, 1.0)
     assert run_demo(Path("out"), console=Console(width=200), spec=spec) == 2

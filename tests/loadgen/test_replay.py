@@ -10,8 +10,8 @@ import pytest
 
 from loadgen.corpus import Corpus
 from loadgen.files import write_bytes
-from loadgen.harvest import records
 from loadgen.record import BenchError, Outcome, Prompt, canonical, decode_requests, digest
+from loadgen.records import records
 from loadgen.replay import Job, Replay, job_from, payloads
 from loadgen.stream import Pool
 from loadgen.trace import Arrival, encode_trace
@@ -55,7 +55,7 @@ async def replay_at(url, trace, **changes):
 
 
 def outcomes(replay, trace):
-    made = records(trace, JOB.ramp_s, replay.exchanges, replay.ended, replay.t0_ns)
+    made = records(trace, JOB.ramp_s, replay.captures, replay.ended, replay.t0_ns)
     return [r.outcome for r in made]
 
 
@@ -63,7 +63,7 @@ async def test_every_planned_request_is_sent_at_or_after_its_instant():
     trace = arrivals(20)
     async with truth_server() as truth, replay_at(truth.url, trace) as (replay, _):
         await replay.run()
-    made = records(trace, JOB.ramp_s, replay.exchanges, replay.ended, replay.t0_ns)
+    made = records(trace, JOB.ramp_s, replay.captures, replay.ended, replay.t0_ns)
     assert [r.outcome for r in made] == [Outcome.OK] * 20
     assert all(r.dispatched_us >= r.planned_us for r in made)
     assert [r.phase for r in made] == ["ramp"] * 4 + ["observed"] * 16
@@ -97,6 +97,27 @@ async def test_a_request_past_the_clients_timeout_is_a_timeout():
         assert outcomes(replay, trace) == [Outcome.TIMEOUT] * 2
 
 
+async def test_a_timeout_stays_one_when_its_connection_never_opened():
+    async def never():
+        await asyncio.Event().wait()
+
+    trace = arrivals(2)
+    async with replay_at(JOB.url, trace, timeout_s=0.1) as (replay, _):
+        replay._pool._spare, replay._pool._open = 0, never
+        await replay.run()
+        assert outcomes(replay, trace) == [Outcome.TIMEOUT] * 2
+
+
+async def test_no_heartbeat_outlives_the_run():
+    trace = arrivals(8)
+    async with truth_server() as truth, replay_at(truth.url, trace) as (replay, _):
+        await replay.run()
+        last_ns = replay._beat_ns
+        await asyncio.sleep(0.1)
+    assert last_ns > replay.t0_ns
+    assert replay._beat_ns == last_ns
+
+
 async def test_an_interrupt_cancels_what_flies_and_never_sends_the_rest():
     trace = (*arrivals(2), Arrival(2, "short", 300_000, 16, 4, SHA))
     async with truth_server(ttft_s=30.0) as truth, replay_at(truth.url, trace) as (replay, _):
@@ -112,7 +133,7 @@ async def test_a_server_that_refuses_connections_gives_errors_and_no_crash():
         replay._pool._spare = 0
     replay._pool._spare = 0
     await replay.run()
-    made = records(trace, 0.0, replay.exchanges, replay.ended, replay.t0_ns)
+    made = records(trace, 0.0, replay.captures, replay.ended, replay.t0_ns)
     assert {r.outcome for r in made} == {Outcome.ERROR}
     assert made[0].outcome_code.startswith("connect_failed_")
     assert made[0].first_event_us is None

@@ -17,6 +17,10 @@ def test_the_verdict_comes_before_every_table(page):
     assert page.index("verdict: ") < page.index("<table")
 
 
+def test_each_contract_names_what_makes_an_answer_valid(page):
+    assert page.count("<td>finish reason, usage and forced length</td>") == 2
+
+
 def test_nothing_is_fetched(page):
     assert not re.search(r"<(script|img|iframe|source)[^>]+src=|<link|@import|url\(", page)
 

@@ -3,7 +3,7 @@ import contextlib
 
 import pytest
 
-from loadgen.exchange import Exchange
+from loadgen.capture import Capture
 from loadgen.record import BenchError
 from loadgen.stream import Pool, request_bytes
 from tests.loadgen.truth import truth_server
@@ -22,14 +22,14 @@ async def pool_at(url, spare=1):
 
 async def fetch(pool, seq=0, body=BODY, cancel_after_s=None):
     over = asyncio.Event()
-    exchange = Exchange(seq)
+    capture = Capture(seq)
     headers = {"X-Request-Id": f"t-{seq}"}
-    pool.send(exchange, request_bytes("h", "/v1/x", headers, body), lambda _: over.set())
+    pool.send(capture, request_bytes("h", "/v1/x", headers, body), lambda _: over.set())
     if cancel_after_s is not None:
         await asyncio.sleep(cancel_after_s)
         pool.cancel(seq)
     await over.wait()
-    return exchange
+    return capture
 
 
 async def raw_server(answer):
@@ -45,23 +45,23 @@ async def raw_server(answer):
 async def test_stamps_follow_each_other_and_never_precede_the_servers():
     async with truth_server(chunks=5) as truth, pool_at(truth.url) as pool:
         await pool.fill()
-        exchange = await fetch(pool)
+        capture = await fetch(pool)
     seen = truth.seen["t-0"]
-    assert exchange.complete
-    assert exchange.fault is None
-    assert exchange.asked_ns <= exchange.sent_ns <= seen.arrived_ns <= exchange.head_ns
-    times = [at for at, _ in exchange.reads]
+    assert capture.complete
+    assert capture.fault is None
+    assert capture.asked_ns <= capture.sent_ns <= seen.arrived_ns <= capture.head_ns
+    times = [at for at, _ in capture.reads]
     assert times == sorted(times)
     assert times[0] >= seen.sent_ns[0]
     assert times[-1] >= seen.sent_ns[-1]
-    assert exchange.end_ns == times[-1]
+    assert capture.end_ns == times[-1]
 
 
 async def test_the_last_length_is_the_whole_body():
     async with truth_server() as truth, pool_at(truth.url) as pool:
-        exchange = await fetch(pool)
-    assert exchange.reads[-1][1] == len(exchange.body)
-    assert exchange.body.endswith(b"data: [DONE]\n\n")
+        capture = await fetch(pool)
+    assert capture.reads[-1][1] == len(capture.body)
+    assert capture.body.endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_connection_is_used_again():
@@ -81,17 +81,17 @@ async def test_more_requests_than_open_connections_open_their_own():
 
 async def test_a_connection_cut_mid_stream_is_a_fault_and_keeps_what_came():
     async with truth_server(fault="cut") as truth, pool_at(truth.url) as pool:
-        exchange = await fetch(pool)
-    assert exchange.fault == "connection_lost"
-    assert exchange.status == 200
-    assert not exchange.complete
-    assert exchange.reads
+        capture = await fetch(pool)
+    assert capture.fault == "connection_lost"
+    assert capture.status == 200
+    assert not capture.complete
+    assert capture.reads
 
 
 async def test_cancelling_closes_the_connection_and_the_server_sees_it():
     async with truth_server(chunks=400) as truth, pool_at(truth.url) as pool:
-        exchange = await fetch(pool, cancel_after_s=0.08)
-        assert not exchange.complete
+        capture = await fetch(pool, cancel_after_s=0.08)
+        assert not capture.complete
         while not truth.seen["t-0"].left:  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.01)
 
@@ -101,9 +101,9 @@ async def test_a_refused_connection_is_a_fault_of_its_own():
     server.close()
     await server.wait_closed()
     async with pool_at(url) as pool:
-        exchange = await fetch(pool)
-    assert exchange.fault.startswith("connect_failed_")
-    assert exchange.sent_ns is None
+        capture = await fetch(pool)
+    assert capture.fault.startswith("connect_failed_")
+    assert capture.sent_ns is None
 
 
 async def test_bytes_that_are_not_http_are_a_fault():
@@ -115,16 +115,16 @@ async def test_bytes_that_are_not_http_are_a_fault():
 async def test_a_body_without_a_length_ends_with_the_connection():
     server, url = await raw_server(b"HTTP/1.1 503 X\r\nConnection: close\r\n\r\nbusy")
     async with server, pool_at(url) as pool:
-        exchange = await fetch(pool)
-    assert (exchange.status, bytes(exchange.body)) == (503, b"busy")
-    assert exchange.complete
+        capture = await fetch(pool)
+    assert (capture.status, bytes(capture.body)) == (503, b"busy")
+    assert capture.complete
 
 
 async def test_a_large_request_arrives_whole():
     async with truth_server() as truth, pool_at(truth.url) as pool:
         text = "x" * 8_000_000
-        exchange = await fetch(pool, body=b'{"text":"' + text.encode() + b'"}')
-        assert exchange.complete
+        capture = await fetch(pool, body=b'{"text":"' + text.encode() + b'"}')
+        assert capture.complete
         assert truth.bodies[0]["text"] == text
 
 

@@ -1,7 +1,15 @@
 import pytest
 
 from loadgen.files import read_json
-from loadgen.tables import COLUMNS, cell, change_lines, pool_lines, rows, verdict_line
+from loadgen.tables import (
+    COLUMNS,
+    cell,
+    change_lines,
+    pool_lines,
+    prediction_lines,
+    rows,
+    verdict_line,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +50,16 @@ def test_each_way_is_compared_with_the_first_per_class(demo):
     lines = change_lines(read_json(demo[0] / "analysis.json"))
     assert len(lines) == 5
     assert all("goodput" in line for line in lines)
+
+
+def test_predictions_stand_beside_the_measured_shorts_first_where_both_are_there(demo):
+    analysis = read_json(demo[0] / "analysis.json")
+    told = {"short": {"ttft_p95_s": 0.5}, "long": {"ttft_p95_s": None}}
+    analysis["predictions"] = {"admission-isolated": told, "control-shorts-only": told}
+    isolated_short, isolated_long, alone = prediction_lines(analysis)
+    assert "admission, isolated, short: predicted TTFT p95 500 ms, measured " in isolated_short
+    assert "admission, isolated, long: predicted TTFT p95 unbounded, measured " in isolated_long
+    assert "control: shorts alone, short" in alone
 
 
 def test_synthetic_evidence_is_stamped_in_the_verdict():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from loadgen.engine.scheduler import SchedulerConfig
-from loadgen.simulate import nearest_rank, simulate
+from loadgen.simulate import simulate
 from tests.simulation.worlds import (
     COST,
     TABLE_FLOWS,
@@ -13,6 +13,7 @@ from tests.simulation.worlds import (
     PassThrough,
     Prioritised,
     World,
+    nearest_rank,
     poisson,
     ttft_ms,
 )

@@ -6,8 +6,8 @@ import pytest
 
 from gateway.verdicts import RouteView
 from loadgen.engine.scheduler import SchedulerConfig
-from loadgen.simulate import SimArrival, nearest_rank
-from tests.simulation.worlds import LIMITS, LONG, SHORT, World, merged, poisson
+from loadgen.simulate import SimArrival
+from tests.simulation.worlds import LIMITS, LONG, SHORT, World, merged, nearest_rank, poisson
 
 OUTCOMES_OF_OVERLOAD = {"queue_full", "queue_tokens_full", "predicted_wait", "queue_expired"}
 

@@ -117,6 +117,12 @@ class World:
         return simulate(arrivals, gate, [self.config] * self.engines, COST)
 
 
+def nearest_rank(values: Sequence[float], p: float) -> float:
+    """The convention of the published table: the element at int(p * n) of the sorted values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(p * len(ordered)))]
+
+
 def ttft_ms(results: Sequence[SimResult], size_class: str) -> list[float]:
     """TTFT of the answered requests of a class that arrived in 10..120 s, in ms."""
     return [

@@ -1,6 +1,6 @@
-from loadgen.exchange import Exchange
-from loadgen.harvest import records
+from loadgen.capture import Capture
 from loadgen.record import Outcome
+from loadgen.records import records
 from loadgen.trace import Arrival
 
 T0 = 5_000_000_000
@@ -13,7 +13,7 @@ REST = (
 )
 
 
-def exchange(**changes):
+def capture(**changes):
     fields = {
         "asked_ns": T0 + 1_100_000,
         "sent_ns": T0 + 1_300_000,
@@ -25,16 +25,16 @@ def exchange(**changes):
         "reads": [(T0 + 2_000_000, len(EVENT)), (T0 + 9_000_000, len(EVENT + REST))],
         "complete": True,
     }
-    return Exchange(0, **{**fields, **changes})
+    return Capture(0, **{**fields, **changes})
 
 
 def one(found, ended=None):
-    exchanges = {} if found is None else {0: found}
-    return records([ARRIVAL], 0.0, exchanges, ended or {}, T0)[0]
+    captures = {} if found is None else {0: found}
+    return records([ARRIVAL], 0.0, captures, ended or {}, T0)[0]
 
 
 def test_a_record_holds_the_times_of_the_wire_in_microseconds_of_the_run():
-    record = one(exchange())
+    record = one(capture())
     assert record.outcome is Outcome.OK
     assert (record.planned_us, record.dispatched_us, record.connect_wait_us) == (1000, 1300, 200)
     assert (record.first_byte_us, record.first_event_us, record.last_byte_us) == (2000, 2000, 9000)
@@ -45,7 +45,7 @@ def test_a_record_holds_the_times_of_the_wire_in_microseconds_of_the_run():
 
 
 def test_what_never_came_is_absent():
-    record = one(exchange(status=None, head_ns=None, end_ns=None, body=bytearray(), reads=[]))
+    record = one(capture(status=None, head_ns=None, end_ns=None, body=bytearray(), reads=[]))
     assert record.outcome is Outcome.ERROR
     absent = (record.first_byte_us, record.first_event_us, record.last_byte_us, record.event_us)
     assert absent == (None, None, None, None)
@@ -59,10 +59,10 @@ def test_a_request_that_was_never_sent_is_counted_as_offered():
 
 
 def test_what_the_client_ended_itself_keeps_what_it_had_seen():
-    record = one(exchange(complete=False), {0: Outcome.UNFINISHED})
+    record = one(capture(complete=False), {0: Outcome.UNFINISHED})
     assert record.outcome is Outcome.UNFINISHED
     assert record.first_event_us == 2000
 
 
 def test_a_queue_time_that_is_no_number_is_absent():
-    assert one(exchange(headers={b"x-sluicegate-queue-ms": b"soon"})).queue_ms is None
+    assert one(capture(headers={b"x-sluicegate-queue-ms": b"soon"})).queue_ms is None

@@ -1,6 +1,7 @@
 """Writes the report of a results folder: records and digests in, one page out."""
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ from loadgen.files import read_bytes, read_json, write_bytes
 from loadgen.record import BenchError, decode_requests, strict_json
 from loadgen.report import Evidence, render_report
 
-__all__ = ["plotly_source", "write_report"]
+__all__ = ["plotly_source", "report_page", "write_report"]
+
+Json = Mapping[str, Any]
 
 
 def plotly_source() -> str:
@@ -24,7 +27,7 @@ def plotly_source() -> str:
     return read_bytes(path).decode("utf-8")
 
 
-def _evidence(folder: Path, analysis: dict[str, Any]) -> Evidence:
+def _evidence(folder: Path, analysis: Json) -> Evidence:
     found = []
     for run in analysis["runs"]:
         own = folder / "runs" / run["run_id"]
@@ -35,10 +38,19 @@ def _evidence(folder: Path, analysis: dict[str, Any]) -> Evidence:
     return found
 
 
+def report_page(folder: Path, analysis: Json, decision: Json) -> bytes:
+    """Return the page of a folder's records; the same inputs give the same bytes.
+
+    Raises:
+        BenchError: a run's file is missing or malformed, or the plotting library is not installed.
+    """
+    page = render_report(analysis, decision, _evidence(folder, analysis), plotly_source())
+    return page.encode("utf-8")
+
+
 def write_report(folder: Path) -> Path:
     """Write `report.html` from analysis, decision and records; returns its path."""
     analysis, decision = read_json(folder / "analysis.json"), read_json(folder / "decision.json")
-    page = render_report(analysis, decision, _evidence(folder, analysis), plotly_source())
     path = folder / "report.html"
-    write_bytes(path, page.encode("utf-8"))
+    write_bytes(path, report_page(folder, analysis, decision))
     return path

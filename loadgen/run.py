@@ -57,11 +57,11 @@ async def _replay(job: Job, watch: Watch) -> None:
     try:
         last = await _follow(process, watch)
         code = await process.wait()
-    except asyncio.CancelledError:
-        # It writes what it has, the rest as cancelled, and ends.
-        process.send_signal(signal.SIGINT)
-        await process.wait()
-        raise
+    finally:
+        if process.returncode is None:
+            # It writes what it has, the rest as cancelled, and ends.
+            process.send_signal(signal.SIGINT)
+            await process.wait()
     if code != 0 or last.get("kind") != "finished":
         raise BenchError(f"{job.run_id}: replay ended with {code}: {last.get('reason', last)}")
 
@@ -101,11 +101,15 @@ async def carry_out(
         rows.append(row)
         watch(row)
 
-    stop = asyncio.Event()
+    stop, failed = asyncio.Event(), None
     async with asyncio.TaskGroup() as group:
         group.create_task(probe_until(stop, admin_url, engines, keep))
         try:
             await _replay(job, keep)
+        except BenchError as error:
+            failed = error  # leaving the group with it would wrap it in an ExceptionGroup
         finally:
             stop.set()
+    if failed is not None:
+        raise failed
     return write_bytes(run_dir / "samples.jsonl", _samples(job, rows))

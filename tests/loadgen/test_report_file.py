@@ -1,7 +1,7 @@
 import re
 
 from loadgen.files import file_digest
-from loadgen.publish import plotly_source, write_report
+from loadgen.report_file import plotly_source, write_report
 
 
 def test_the_report_is_one_file_with_its_plotting_library_inside(demo):

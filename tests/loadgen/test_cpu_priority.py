@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from loadgen.priority import ahead_of_servers
+from loadgen.cpu_priority import ahead_of_servers
 
 CHILD = "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
 

@@ -15,8 +15,10 @@ from loadgen.record import BenchError, strict_json
 
 __all__ = ["Endpoint", "endpoint_from", "keys_by_class", "stack"]
 
-READY_S = 60.0
-STOP_S = 10.0
+# Above what `up` itself allows two engines and the gateway, to start and to stop: only `up` knows
+# them all, and engines, in sessions of their own, would outlive it if it were killed first.
+READY_S = 130.0
+STOP_S = 40.0
 # Credentials, and a path that means nothing on another machine: its digest is recorded instead.
 UNTOLD = frozenset({"keys", "admin_token", "config"})
 # Which service class a size class calls as, where the configuration has it.

@@ -2,9 +2,9 @@ import shutil
 
 import pytest
 
-from loadgen.bundle import analyse_folder, verify_folder
 from loadgen.files import read_json, write_json
 from loadgen.record import BenchError
+from loadgen.results import analyse_folder, verify_folder
 
 RUN = "runs/r1-admission-shared"
 
@@ -43,16 +43,21 @@ def edit(path, old, new):
         ("analysis.json", b'"valid":', b'"valid_":', "analysis"),
         ("decision.json", b'"deployable":false', b'"deployable":true', "decision.deployable"),
         ("predictions.json", b"0.02", b"0.03", "predictions_sha256"),
-        ("report.html", b"<title>", b"<title>", "report.html"),
+        ("report.html", b"Deployable: no", b"Deployable: oh", "report.html: byte "),
     ],
 )
 def test_any_altered_file_is_found_and_named(copy, name, old, new, where):
-    if name == "report.html":
-        (copy / name).write_text("another page")
-    else:
-        edit(copy / name, old, new)
+    edit(copy / name, old, new)
     found = verify_folder(copy)
     assert any(where in line for line in found), found
+
+
+def test_a_cut_report_is_found_and_a_report_never_written_is_no_difference(copy):
+    report = copy / "report.html"
+    report.write_bytes(report.read_bytes()[:-1])
+    assert len(verify_folder(copy)) == 1
+    report.unlink()
+    assert verify_folder(copy) == []
 
 
 def test_a_missing_run_is_named(copy):

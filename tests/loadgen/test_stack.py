@@ -1,7 +1,13 @@
+import inspect
+import os
+
 import pytest
 
+from gateway import up
+from loadgen import stack as stack_module
+from loadgen.engine.launch import EngineProcess, start_engine
 from loadgen.record import BenchError, canonical
-from loadgen.upstack import endpoint_from, keys_by_class, stack
+from loadgen.stack import endpoint_from, keys_by_class, stack
 from tests.loadgen.conftest import stand_in
 
 LINE = {
@@ -45,6 +51,50 @@ async def test_a_stack_serves_inside_and_is_ended_by_sigterm_on_the_way_out(stan
     assert (run_dir / "stopped").read_text() == "by SIGTERM"
 
 
+SLOW = """
+import json, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
+                         start_new_session=True)
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+line = {"gateway_url": "g", "engine_urls": [], "model": "m", "keys": {}, "pid": child.pid}
+print(json.dumps(line), flush=True)
+while not told:
+    time.sleep(0.01)
+time.sleep(0.7)
+child.kill()
+child.wait()
+"""
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_engines_in_sessions_of_their_own_are_gone_after_a_slow_stop(tmp_path, monkeypatch):
+    stand_in(tmp_path, SLOW)
+    monkeypatch.chdir(tmp_path)
+    async with stack("off", "shared", tmp_path / "run") as endpoint:
+        pid = endpoint.told["pid"]
+        assert not gone(pid)
+    assert gone(pid)
+
+
+def default_of(function, name):
+    return inspect.signature(function).parameters[name].default
+
+
+def test_up_is_given_longer_than_it_gives_two_engines_and_the_gateway():
+    start_s = 2 * default_of(start_engine, "deadline_s") + up.READY_S
+    stop_s = 2 * default_of(EngineProcess.stop, "timeout_s") + up.STOP_S
+    assert start_s < stack_module.READY_S
+    assert stop_s < stack_module.STOP_S
+
+
 async def test_a_stack_that_ends_before_it_is_ready_shows_its_log(tmp_path, monkeypatch):
     stand_in(tmp_path, "raise SystemExit('port 8000 is taken')")
     monkeypatch.chdir(tmp_path)
@@ -56,7 +106,7 @@ async def test_a_stack_that_ends_before_it_is_ready_shows_its_log(tmp_path, monk
 async def test_a_stack_that_never_is_ready_is_stopped(tmp_path, monkeypatch):
     stand_in(tmp_path, "import time\ntime.sleep(60)")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("loadgen.upstack.READY_S", 0.3)
+    monkeypatch.setattr("loadgen.stack.READY_S", 0.3)
     with pytest.raises(BenchError, match="not ready after"):
         async with stack("off", "shared", tmp_path / "run"):
             pass

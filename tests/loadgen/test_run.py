@@ -4,12 +4,12 @@ import shutil
 import orjson
 import pytest
 
-from loadgen.conduct import EXTERNAL_IDENTITY, run_config
 from loadgen.files import file_digest, read_json
 from loadgen.record import Outcome, decode_requests
 from loadgen.replay import Job
-from loadgen.sweep import carry_out, write_config
-from loadgen.upstack import Endpoint
+from loadgen.run import carry_out, write_config
+from loadgen.runs import EXTERNAL_IDENTITY, run_config
+from loadgen.stack import Endpoint
 from tests.loadgen.truth import truth_server
 
 

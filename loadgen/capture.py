@@ -5,11 +5,11 @@ Filled in while measuring, read afterwards. Pure: no I/O, no clock.
 
 from dataclasses import dataclass, field
 
-__all__ = ["Exchange"]
+__all__ = ["Capture"]
 
 
 @dataclass(slots=True)
-class Exchange:
+class Capture:
     """What the wire showed of one request. Times are `time.monotonic_ns`; None is not seen."""
 
     seq: int

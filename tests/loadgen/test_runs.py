@@ -3,11 +3,11 @@ import shutil
 
 import pytest
 
-from loadgen.conduct import EXTERNAL_IDENTITY, conduct, done_already, engine_identity, run_config
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_json
-from loadgen.record import decode_requests
-from loadgen.upstack import Endpoint
+from loadgen.record import BenchError, decode_requests
+from loadgen.runs import EXTERNAL_IDENTITY, conduct, done_already, engine_identity, run_config
+from loadgen.stack import Endpoint
 from tests.loadgen.standin import StandIn
 from tests.loadgen.truth import truth_server
 
@@ -77,5 +77,5 @@ async def test_a_replay_that_cannot_start_is_an_error(demo, tmp_path, missing):
     folder = shutil.copytree(demo[0], tmp_path / "copy")
     (folder / missing).unlink()
     outside = Endpoint("http://127.0.0.1:1", None, (), "m", {}, {"external": ""})
-    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match=f"{missing}: cannot be read")):
+    with pytest.raises(BenchError, match=f"{missing}: cannot be read"):
         await conduct(folder, plan_of(folder)["runs"][:1], EXTERNAL_IDENTITY, quiet, outside)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from loadgen.capture import Capture
 from loadgen.events import Response, Verdict, judge, max_stall_us, read_events
-from loadgen.exchange import Exchange
 from loadgen.record import Outcome, RequestRecord
 from loadgen.trace import Arrival
 
@@ -38,16 +38,16 @@ def _planned(arrival: Arrival, phase: str) -> dict[str, Any]:
     }
 
 
-def _wire(exchange: Exchange, t0_ns: int) -> dict[str, Any]:
-    sent, asked = exchange.sent_ns, exchange.asked_ns
+def _wire(capture: Capture, t0_ns: int) -> dict[str, Any]:
+    sent, asked = capture.sent_ns, capture.asked_ns
     return {
-        "status": exchange.status,
+        "status": capture.status,
         "connect_wait_us": None if sent is None or asked is None else (sent - asked) // 1000,
         "dispatched_us": _us(sent, t0_ns),
-        "first_byte_us": _us(exchange.head_ns, t0_ns),
-        "last_byte_us": _us(exchange.end_ns, t0_ns),
-        "queue_ms": _number(exchange.headers, b"x-sluicegate-queue-ms"),
-        "response_bytes": len(exchange.body) or None,
+        "first_byte_us": _us(capture.head_ns, t0_ns),
+        "last_byte_us": _us(capture.end_ns, t0_ns),
+        "queue_ms": _number(capture.headers, b"x-sluicegate-queue-ms"),
+        "response_bytes": len(capture.body) or None,
     }
 
 
@@ -66,20 +66,20 @@ def _events(response: Response | None) -> dict[str, Any]:
 
 
 def _record(
-    planned: dict[str, Any], exchange: Exchange, ended: Outcome | None, t0_ns: int
+    planned: dict[str, Any], capture: Capture, ended: Outcome | None, t0_ns: int
 ) -> RequestRecord:
-    body = bytes(exchange.body)
-    reads = [((at - t0_ns) // 1000, length) for at, length in exchange.reads]
-    response = read_events(body, reads) if exchange.status == 200 else None
+    body = bytes(capture.body)
+    reads = [((at - t0_ns) // 1000, length) for at, length in capture.reads]
+    response = read_events(body, reads) if capture.status == 200 else None
     tokens = planned["completion_tokens_planned"]
     verdict = (
-        judge(exchange.status, exchange.headers, body, exchange.fault, response, tokens)
+        judge(capture.status, capture.headers, body, capture.fault, response, tokens)
         if ended is None
         else Verdict(ended)
     )
     return RequestRecord(
         **planned,
-        **_wire(exchange, t0_ns),
+        **_wire(capture, t0_ns),
         **_events(response),
         outcome=verdict.outcome,
         outcome_code=verdict.code,
@@ -89,7 +89,7 @@ def _record(
 def records(
     trace: Sequence[Arrival],
     ramp_s: float,
-    exchanges: Mapping[int, Exchange],
+    captures: Mapping[int, Capture],
     ended: Mapping[int, Outcome],
     t0_ns: int,
 ) -> list[RequestRecord]:
@@ -98,17 +98,17 @@ def records(
     Args:
         trace: what was planned.
         ramp_s: arrivals before this are not observed.
-        exchanges: what was sent, by sequence number.
+        captures: what was sent, by sequence number.
         ended: what the client itself ended, and as what.
         t0_ns: the run's start on the monotonic clock.
     """
     made = []
     for arrival in trace:
         phase = "ramp" if arrival.offset_us < ramp_s * 1e6 else "observed"
-        planned, exchange = _planned(arrival, phase), exchanges.get(arrival.seq)
+        planned, capture = _planned(arrival, phase), captures.get(arrival.seq)
         made.append(
             RequestRecord(**planned, outcome=Outcome.NOT_SENT)
-            if exchange is None
-            else _record(planned, exchange, ended.get(arrival.seq), t0_ns)
+            if capture is None
+            else _record(planned, capture, ended.get(arrival.seq), t0_ns)
         )
     return made

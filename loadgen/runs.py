@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from loadgen.bundle import trace_path
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_json, tree_digest
 from loadgen.probe import hardware_id
 from loadgen.record import RunConfig
 from loadgen.replay import Job
-from loadgen.sweep import Watch, carry_out, write_config
-from loadgen.upstack import Endpoint, keys_by_class, stack
+from loadgen.results import trace_path
+from loadgen.run import Watch, carry_out, write_config
+from loadgen.stack import Endpoint, keys_by_class, stack
 
 __all__ = [
     "EXTERNAL_IDENTITY",
@@ -52,7 +52,7 @@ def engine_identity(model: TextModel) -> dict[str, str]:
 def run_config(
     run: Json, plan: Json, plan_sha256: str, endpoint: Endpoint, identity: Mapping[str, str]
 ) -> RunConfig:
-    """Return the thirteen configuration fields of a run, and what else describes it."""
+    """Return what a run is: its identity, inputs, environment, arguments and intervals."""
     intervals = plan["intervals"]
     # A server that ran already was not set up by the plan: nothing is claimed of its settings.
     own = () if "external" in endpoint.told else ("admission", "topology", "engines")

@@ -1,8 +1,8 @@
-from loadgen.exchange import Exchange
+from loadgen.capture import Capture
 
 
-def test_a_fresh_exchange_has_seen_nothing_and_shares_nothing():
-    one, other = Exchange(1), Exchange(2)
+def test_a_fresh_capture_has_seen_nothing_and_shares_nothing():
+    one, other = Capture(1), Capture(2)
     one.body += b"x"
     one.reads.append((1, 1))
     one.headers[b"a"] = b"b"
