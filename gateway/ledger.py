@@ -10,7 +10,8 @@ on the engine; what of them is unused is kept free from the other flows.
 Pure: no I/O, no clock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from gateway.domain import EngineLimits, MisuseError
 from gateway.floors import slots_floor
@@ -25,7 +26,12 @@ RATE_MEMORY_TOKENS = 200_000.0
 RATE_MIN_SAMPLE_TOKENS = 256
 RAMP_S = 30.0
 
-Room = tuple[int, int, int, bool, Hold | None]
+
+class Room(NamedTuple):
+    """What a look at an engine saw: whether a slot was left for everybody, and the full classes."""
+
+    spent: bool
+    full: Sequence[str]
 
 
 class EngineLedger:
@@ -91,32 +97,25 @@ class EngineLedger:
 
     def room(self) -> Room:
         """What there is now, to be compared with what there is later."""
-        return (self._slot_room, self._prefill_room, self._kv_room, self.usable, self.hold)
+        exceptional = self.hold is not None and self.hold.exceptional
+        return Room(self.usable and self._slot_room < 1 and not exceptional, self.full)
 
     def revise(self, flows: Iterable[Flow], seen: Room) -> list[Flow]:
         """Bring the obstacle here of each flow's head up to date; returns those that changed.
 
-        ``seen`` is the room at the last look. Where there is no more of anything now, whoever
-        lacked something still does, but for flows with reservations of their own.
+        ``seen`` is the room at the last look. Where not a slot was left then and none is now, only
+        flows with reservations, or of a class whose cap filled or freed, need another look.
         """
-        filled_only = (
-            self._slot_room <= seen[0]
-            and self._prefill_room <= seen[1]
-            and self._kv_room <= seen[2]
-            and self.usable is seen[3]
-            and (seen[4] is None or seen[4] is self.hold)
-            and not (self.hold is not None and self.hold.exceptional)
-        )
+        if self.room().spent and seen.spent:
+            turned = set(self.full).symmetric_difference(seen.full)
+            flows = [f for f in flows if f in self.reserved or f.size_class in turned]
         changed = []
         for flow in flows:
-            before = flow.obstacles[self]
-            if filled_only and before is not None and before is not Obstacle.HELD:
-                stopped = flow.size_class in self.full
-                if stopped is (before is Obstacle.CLASS_CAP) and flow not in self.reserved:
-                    continue
             head = flow.surveyed
-            found = before if head is None else self.obstacle(flow, head)
-            if found is not before:
+            if head is None:
+                continue
+            found = self.obstacle(flow, head)
+            if found is not flow.obstacles[self]:
                 flow.obstacles[self] = found
                 changed.append(flow)
         return changed

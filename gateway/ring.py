@@ -211,13 +211,16 @@ class Ring:
         engines = [e for e in lacking if e.hold is None]
         if not engines:
             return False
-        regular = [e for e in engines if not e.is_exceptional(flow, ticket)]
-        exceptional = not regular
+        regular = [min(engines, key=_least_left)]
+        exceptional = regular[0].is_exceptional(flow, ticket)
+        if exceptional:
+            regular = [e for e in engines if not e.is_exceptional(flow, ticket)]
+            exceptional = not regular
         if exceptional:
             age_s = flow.group.spec.max_age_s
             regular = [e for e in engines if now - e.last_exceptional_s >= age_s]
         if regular:
-            engine = min(regular, key=lambda e: (e.prefill_used, e.slots_used))
+            engine = min(regular, key=_least_left)
             flow.hold = Hold(flow, ticket.id, now, exceptional)
             flow.hold_engine = engine
             engine.hold_for(flow.hold)
@@ -283,6 +286,11 @@ class Ring:
         bound = least.prefill_used + least.limits.token_budget
         near = (e for e in fits if e.prefill_used <= bound)
         return max(near, key=lambda e: _rendezvous(ticket.affinity, e.name))
+
+
+def _least_left(engine: EngineLedger) -> tuple[int, int]:
+    """What an engine has left to do: prompt tokens in prefill, then sequences."""
+    return (engine.prefill_used, engine.slots_used)
 
 
 def _conclude(flow: Flow) -> None:
