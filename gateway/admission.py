@@ -127,6 +127,8 @@ class Admission:
         verdicts = self._expire(now)
         if lease.prefilling:
             self.engines[lease.engine].prefill_done(lease, now)
+            if lease.streamed:
+                lease.flow.group.first_event(now - lease.dispatched_s)
             verdicts += self._freed(lease.engine, now)
         return verdicts
 
@@ -286,7 +288,7 @@ class Admission:
         if ticket.deadline_s <= now:
             self._leave_queue(ticket)
             return Refusal(ticket.id, Outcome.QUEUE_EXPIRED)
-        target_s = ticket.flow.group.spec.target_wait_s
+        target_s = ticket.flow.group.target_wait_s
         if target_s is not None:
             predicted_s = wait_s(ticket.flow, ahead, now)
             if predicted_s > target_s:

@@ -283,7 +283,9 @@ def _flows(document: schema.Document) -> Iterator[FlowSpec]:
         for size_name, size in _ordered_sizes(document):
             for service_name, service in document.service.items():
                 flow = document.flow.get(size_name, {}).get(service_name, schema.Flow())
-                given = flow.model_dump()
+                given = flow.model_dump(exclude={"predict"})
+                if not flow.predict:
+                    given["target_wait_s"] = None
                 if flow.weight is None:
                     given["weight"] = size.weight * service.weight
                 if flow.engine_priority is None:
@@ -294,6 +296,7 @@ def _flows(document: schema.Document) -> Iterator[FlowSpec]:
                     service_name,
                     output_estimate_tokens=size.output_estimate_tokens,
                     largest_prompt_tokens=min(size.max_prompt_tokens, model.max_model_len - 1),
+                    ttft_limit_s=size.ttft_limit_s if flow.predict else None,
                     **given,
                 )
 

@@ -111,8 +111,9 @@ class FlowKey:
 class FlowSpec:
     """What one (model, size class, service class) is promised and bounded by.
 
-    Reservations are per engine. ``target_wait_s`` ``None`` switches the predicted-wait
-    refusal off. ``principal_share`` is the part of ``max_queued`` one caller may hold,
+    Reservations are per engine. ``target_wait_s`` bounds the predicted wait of what
+    is admitted; ``None`` derives it from ``ttft_limit_s``, and refuses nothing where that is
+    ``None`` too. ``principal_share`` is the part of ``max_queued`` one caller may hold,
     queued and running together.
     """
 
@@ -127,6 +128,7 @@ class FlowSpec:
     max_queued_bytes: int = 64 << 20
     max_age_s: float = 60.0
     target_wait_s: float | None = None
+    ttft_limit_s: float | None = None
     engine_priority: int = 0
     output_estimate_tokens: int = 256
     principal_share: float = 0.25

@@ -23,8 +23,9 @@ __all__ = ["Flow", "Group", "ServiceRate", "Ticket"]
 RATE_MEMORY_S = 10.0
 STALL_SHARE_OF_AGE = 0.25
 STALL_LEAST_S = 2.0
-RECENT_COMPLETIONS = 200
-COMPLETIONS_FOR_P95 = 59
+RECENT_VALUES = 200
+VALUES_FOR_P95 = 59
+TARGET_LEAST_SHARE = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +100,30 @@ class ServiceRate:
         return self._cost / self._seconds if self._seconds > 0 else None
 
 
+class RecentP95:
+    """The p95, by nearest rank, of the last 200 values; None until there are enough for one."""
+
+    __slots__ = ("_ranked", "_recent")
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._ranked: list[float] = []
+
+    def add(self, value: float) -> None:
+        """Take one more value, and forget the oldest if there are too many."""
+        if len(self._recent) == RECENT_VALUES:
+            del self._ranked[bisect_left(self._ranked, self._recent.popleft())]
+        self._recent.append(value)
+        insort(self._ranked, value)
+
+    @property
+    def value(self) -> float | None:
+        """The p95 now."""
+        if len(self._ranked) < VALUES_FOR_P95:
+            return None
+        return self._ranked[math.ceil(0.95 * len(self._ranked)) - 1]
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """Caps and counts of one (model, size class, service class), shared by its arms."""
@@ -111,24 +136,37 @@ class Group:
     counting_bytes: int = 0
     paused: bool = False
     in_flight: dict[str, int] = field(default_factory=dict)
-    _outputs: deque[int] = field(default_factory=deque)
-    _ranked: list[int] = field(default_factory=list)
+    _outputs: RecentP95 = field(default_factory=RecentP95)
+    _first_events_s: RecentP95 = field(default_factory=RecentP95)
+
+    @property
+    def target_wait_s(self) -> float | None:
+        """The longest predicted wait that is not refused; None: nothing is.
+
+        Unless configured, what the TTFT limit leaves beside the p95 of dispatch to first event, so
+        that what is admitted can still meet its contract; and at least a quarter of the limit, or
+        engines that are slow by themselves would make everything that waits be refused.
+        """
+        spec = self.spec
+        if spec.target_wait_s is not None or spec.ttft_limit_s is None:
+            return spec.target_wait_s
+        left_s = spec.ttft_limit_s - (self._first_events_s.value or 0.0)
+        return max(left_s, TARGET_LEAST_SHARE * spec.ttft_limit_s)
 
     def output_charge(self, max_tokens: int | None, slots: int) -> int:
         """Output tokens charged: what was asked for, bounded by what this class produces."""
-        ranked = self._ranked
-        estimate = self.spec.output_estimate_tokens
-        if len(ranked) >= COMPLETIONS_FOR_P95:
-            estimate = ranked[math.ceil(0.95 * len(ranked)) - 1]
+        learnt = self._outputs.value
+        estimate = self.spec.output_estimate_tokens if learnt is None else int(learnt)
         per_slot = estimate if max_tokens is None else min(max_tokens, estimate)
         return per_slot * slots
 
     def completed(self, output_tokens: int) -> None:
         """Learn from an answer: the estimate becomes the p95 of recent completions."""
-        if len(self._outputs) == RECENT_COMPLETIONS:
-            del self._ranked[bisect_left(self._ranked, self._outputs.popleft())]
-        self._outputs.append(output_tokens)
-        insort(self._ranked, output_tokens)
+        self._outputs.add(output_tokens)
+
+    def first_event(self, seconds: float) -> None:
+        """Learn how long engines take from dispatch to the first event."""
+        self._first_events_s.add(seconds)
 
     def count(self, requests: int, body_bytes: int) -> None:
         """Charge or give back bodies that are being counted and may turn out to be here."""

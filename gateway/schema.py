@@ -182,6 +182,7 @@ class Flow(BaseModel):
     max_queued_bytes: Count = 64 << 20
     max_age_s: Seconds = 60.0
     target_wait_s: Seconds | None = None
+    predict: bool = True
     engine_priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
     principal_share: Annotated[float, Field(gt=0, le=1, strict=False)] = 0.25
     principal_requests_per_minute: Positive | None = None

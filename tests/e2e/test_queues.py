@@ -46,7 +46,7 @@ async def waiting(gateway: Front, *asks: Awaitable[Any]) -> AsyncIterator[list[a
 
 
 async def deep(gateway: Front, depth: float) -> bool:
-    return await gateway.total("sluicegate_queue_depth") == depth
+    return await gateway.total("sluicegate_queue_depth") >= depth
 
 
 async def test_a_flow_at_its_count_refuses_one_more(tight: Front) -> None:
@@ -172,8 +172,8 @@ async def test_a_long_prompt_waits_for_the_one_in_prefill_and_a_short_one_does_n
     tight: Front,
 ) -> None:
     whole = ids(1900, stream=True, max_tokens=2)
-    async with tight.expect(completed=4), asyncio.TaskGroup() as group:
-        longs = [group.create_task(tight.ask(whole, PLAIN)) for _ in range(3)]
+    async with tight.expect(completed=21), asyncio.TaskGroup() as group:
+        longs = [group.create_task(tight.ask(whole, PLAIN)) for _ in range(20)]
         await eventually(lambda: deep(tight, 2))
         status = await tight.status()
         assert dict(status["engines"][0]["prefilling"])["long"] == 1

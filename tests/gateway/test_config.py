@@ -84,6 +84,7 @@ def test_flows_take_what_they_leave_out_from_their_classes(tmp_path: Path) -> No
         reserved_prefill_tokens=8192,
         engine_priority=-10,
         largest_prompt_tokens=4096,
+        ttft_limit_s=0.5,
     )
     batch = flows["m", "long", "batch"]
     assert (batch.weight, batch.engine_priority) == (1.0, 10)

@@ -1,6 +1,7 @@
 """What waits: queues, their caps' counters, output estimates and service rates."""
 
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,3 +114,24 @@ def test_a_recent_rate_outweighs_an_old_one() -> None:
     for second in range(31, 61):
         rate.served(1000.0, float(second), 15.0)
     assert (rate.per_second(60.0, 60.0) or 0.0) > 900.0
+
+
+def test_the_target_wait_is_what_the_limit_leaves_beside_the_engines_own_p95() -> None:
+    group = Group(replace(SPEC, ttft_limit_s=2.0))
+    assert group.target_wait_s == 2.0
+    for _ in range(58):
+        group.first_event(0.5)
+    assert group.target_wait_s == 2.0
+    group.first_event(0.5)
+    assert group.target_wait_s == 1.5
+    for _ in range(200):
+        group.first_event(10.0)
+    assert group.target_wait_s == 0.5
+    for _ in range(200):
+        group.first_event(0.1)
+    assert group.target_wait_s == 1.9
+
+
+def test_a_configured_target_wait_stands_and_without_a_limit_there_is_none() -> None:
+    assert Group(replace(SPEC, target_wait_s=7.0, ttft_limit_s=2.0)).target_wait_s == 7.0
+    assert Group(SPEC).target_wait_s is None
