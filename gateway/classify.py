@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gateway.domain import Outcome, Refused
 
-__all__ = ["classify", "largest_admissible"]
+__all__ = ["classify"]
 
 
 def classify(
@@ -41,8 +41,3 @@ def classify(
         f"The prompt has at least {prompt_tokens} tokens; at most {bounds[-1][1]} are served.",
         param="messages",
     )
-
-
-def largest_admissible(bounds: Sequence[tuple[str, int]], max_model_len: int) -> int:
-    """Tokens above which a single prompt is refused: counting further can't change the answer."""
-    return min(bounds[-1][1], max_model_len - 1)

@@ -3,7 +3,7 @@
 A ``RouteTable`` is an immutable value with a revision: whoever holds one sees one consistent
 set of routes, and applying another is the holder's swap of one reference. The arm is chosen by
 a keyed hash of the principal, so a retry lands on the same side and a caller, who does not know
-the salt, cannot choose it; keeping the salt while a weight grows keeps everyone already moved.
+the salt, cannot choose it. The salt lives as long as the process.
 Pure: no I/O, no clock.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from gateway.domain import AdmissionMode, Arm, EngineLimits, FlowKey, Outcome, Refused
+from gateway.domain import AdmissionMode, Arm, EngineLimits, Outcome, Refused
 from gateway.verdicts import RouteView, Topology
 
 __all__ = ["ModelName", "Route", "RouteTable", "shared_engines"]
@@ -95,10 +95,6 @@ class RouteTable:
         place = int.from_bytes(digest, "big") / _HASH_SPAN
         return Arm.CANDIDATE if place < route.candidate_weight else Arm.STABLE
 
-    def pool(self, flow: FlowKey) -> str:
-        """The pool this revision names for ``flow``; raises ``Refused`` as ``route`` does."""
-        return self.route(flow.model, flow.size_class).pool(flow.arm)
-
     def topology(self, limits: Mapping[str, EngineLimits]) -> Topology:
         """This table as the admission core takes it, with each engine's limits."""
         routes = {
@@ -106,10 +102,6 @@ class RouteTable:
             for key, r in self.routes.items()
         }
         return Topology(limits, self.pools, routes)
-
-    def engines(self, flow: FlowKey) -> tuple[str, ...]:
-        """The engines this revision lets ``flow`` use; raises ``Refused`` as ``route`` does."""
-        return self.pools[self.pool(flow)]
 
 
 def shared_engines(pools: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

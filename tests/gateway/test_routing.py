@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.domain import Arm, FlowKey, Outcome, Refused
+from gateway.domain import Arm, Outcome, Refused
 from gateway.routing import ModelName, Route, RouteTable, shared_engines
 
 ROUTE = Route("m", "short", "a", "b", 0.1)
@@ -63,15 +63,10 @@ def test_weights_none_and_all_are_exact(route: Route, share: int) -> None:
     assert len(arms(TABLE, route)) == share
 
 
-def test_a_flow_is_resolved_to_the_engines_of_its_arm() -> None:
-    stable = FlowKey("m", "short", "interactive")
-    assert TABLE.engines(stable) == ("http://e1", "http://e2")
-    assert TABLE.engines(replace(stable, arm=Arm.CANDIDATE)) == ("http://e3",)
-
-
-def test_a_flow_of_an_arm_that_is_gone_goes_to_the_stable_pool() -> None:
-    gone = FlowKey("m", "long", "interactive", Arm.CANDIDATE)
-    assert TABLE.pool(gone) == "a"
+def test_each_arm_has_its_pool_and_a_gone_one_falls_back_to_the_stable_pool() -> None:
+    two_armed = TABLE.route("m", "short")
+    assert (two_armed.pool(Arm.STABLE), two_armed.pool(Arm.CANDIDATE)) == ("a", "b")
+    assert TABLE.route("m", "long").pool(Arm.CANDIDATE) == "a"
 
 
 def test_pools_that_share_an_engine_are_named() -> None:
