@@ -306,7 +306,9 @@ class Admission:
     def _freed(self, engine: str, now: float) -> list[Verdict]:
         """Something came free on an engine; one that no route names any more serves nobody."""
         ring = self._engine_rings.get(engine)
-        return self._run(ring, now) if ring is not None else []
+        if ring is None or (ring.holding and self.engines[engine].is_spent()):
+            return []
+        return self._run(ring, now)
 
     def _run(self, ring: Ring, now: float) -> list[Verdict]:
         """Let a ring go as far as it can."""

@@ -95,6 +95,13 @@ class EngineLedger:
             return Obstacle.SHARED
         return None if hold is None or hold.flow is flow else Obstacle.HELD
 
+    def is_spent(self) -> bool:
+        """Whether no slot is left for anybody, reservations included: nothing can start here."""
+        if self._slot_room >= 1:
+            return False
+        used = self.slots_by_flow.get
+        return all(used(flow, 0) >= slots for flow, (slots, _) in self.reserved.items())
+
     def room(self) -> Room:
         """What there is now, to be compared with what there is later."""
         exceptional = self.hold is not None and self.hold.exceptional

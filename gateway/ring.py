@@ -51,6 +51,7 @@ class Ring:
         self._turn = 0
         self._turn_open = False
         self._capped: dict[Flow, None] = {}
+        self._uniform = len({f.engines for f in flows}) == 1
         self._seen = {e: (-1, e.room()) for e in self.engines}
         weights = sum(f.weight for f in flows)
         for flow in flows:
@@ -190,14 +191,15 @@ class Ring:
 
     def _hold_for_turn(self, now: float) -> bool:
         """Nobody fits: the first in turn order that may hold does so, if nobody holds yet."""
-        waiting = [f for f in self.flows if f.head is not None]
-        for flow in waiting:
+        able = []
+        for flow in self.flows:
+            if flow.head is None:
+                continue
             if flow.stopped_by_cap and flow.deficit > 0:
                 self._capped[flow] = None
-        if self.holding:
-            return False
-        able = [f for f in waiting if f.may_hold]
-        if not able:
+            elif flow.may_hold:
+                able.append(flow)
+        if self.holding or not able:
             return False
         while not self._round(now)[1]:
             self._skip_rounds(able)
@@ -225,6 +227,10 @@ class Ring:
             flow.hold_engine = engine
             engine.hold_for(flow.hold)
             self.holding.append(flow)
+            if not exceptional and not any(f.fits for f in self.flows):
+                # Nobody could go there, so nobody is stopped by the hold: no need to look again.
+                self._seen[engine] = (engine.version, engine.room())
+                return True
         else:
             flow.remove(ticket)
             self.refused.append(ticket)
@@ -248,7 +254,7 @@ class Ring:
         for engine in self.engines:
             version, room = self._seen[engine]
             if version != engine.version:
-                here = [f for f in known if engine in f.obstacles]
+                here = known if self._uniform else [f for f in known if engine in f.obstacles]
                 for flow in engine.revise(here, room):
                     _conclude(flow)
                 self._seen[engine] = (engine.version, engine.room())
