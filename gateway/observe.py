@@ -129,11 +129,12 @@ class Occupancy:
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     """One request at its end. Times are on the gateway's clock; ``None``: did not come to that.
 
-    ``offered`` says that it was counted as such before.
+    ``offered`` says that it was counted as such before. Not frozen: one is made per request, and
+    a frozen one of so many fields takes four times as long.
     """
 
     outcome: Outcome

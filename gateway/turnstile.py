@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gateway.admission import Admission
 from gateway.domain import AdmissionMode, Outcome, Refused
 from gateway.lifetime import Ending
-from gateway.verdicts import Dispatched, Offer, Refusal, Verdict
+from gateway.verdicts import Dispatched, Offer, Queued, Refusal, Verdict
 
 __all__ = ["Pass", "Turnstile"]
 
@@ -91,12 +91,17 @@ class Turnstile:
         if mode is AdmissionMode.OBSERVE:
             return self._observe(offer)
         ticket_id, verdicts = self.core.offer(offer, self._clock())
-        waiting: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket_id] = waiting
-        self._perform(verdicts)
-        if not waiting.done():
-            await self._wait(ticket_id, waiting, ending)
-        verdict = waiting.result()
+        own = next((v for v in verdicts if v.ticket_id == ticket_id), None)
+        if own is None or isinstance(own, Queued):
+            waiting: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+            self._waiting[ticket_id] = waiting
+            self._perform(verdicts)
+            if not waiting.done():
+                await self._wait(ticket_id, waiting, ending)
+            verdict = waiting.result()
+        else:
+            self._perform([v for v in verdicts if v is not own])
+            verdict = own
         if isinstance(verdict, Dispatched):
             return Pass(verdict.engine, verdict.lease_id)
         raise _refused(verdict)
