@@ -43,7 +43,7 @@ def build_admin(gateway: Gateway, tokens: Sequence[AdminToken]) -> Starlette:
     async def status(_: Request) -> Response:
         return _json(gateway.status())
 
-    return Starlette(
+    application = Starlette(
         routes=[
             Route("/health/live", live),
             Route("/health/ready", ready),
@@ -51,11 +51,14 @@ def build_admin(gateway: Gateway, tokens: Sequence[AdminToken]) -> Starlette:
             Route("/admin/status", _guarded(status, tokens)),
         ]
     )
+    application.router.redirect_slashes = False
+    return application
 
 
 def _guarded(endpoint: Endpoint, tokens: Sequence[AdminToken]) -> Endpoint:
     async def guard(request: Request) -> Response:
-        if _who(request.headers.get("authorization", ""), tokens) is None:
+        sent = request.headers.getlist("authorization")
+        if len(sent) != 1 or _who(sent[0], tokens) is None:
             return _json({"error": "a token is needed: 'Authorization: Bearer <token>'"}, 401)
         return await endpoint(request)
 

@@ -138,14 +138,21 @@ class Gateway:
             return
         held = self.parts.intake.enter(principal.key_id)
         try:
-            body = await self._body(held, scope, receive)
-            visit.body_bytes = held.bytes
-            request = await self._classify(visit, principal, surface, body, scope["headers"])
+            # The parsed body is not kept while the request waits and runs: only what goes out is.
+            request = await self._classify(
+                visit,
+                principal,
+                surface,
+                await self._body(visit, held, scope, receive),
+                scope["headers"],
+            )
             await self._admit_and_relay(visit, request, send)
         finally:
             self.parts.intake.leave(held)
 
-    async def _body(self, held: Held, scope: Scope, receive: Receive) -> dict[str, Any]:
+    async def _body(
+        self, visit: Visit, held: Held, scope: Scope, receive: Receive
+    ) -> dict[str, Any]:
         """The body, whole and in bounds, without what callers may not say."""
         server = self.parts.settings.document.server
         check_content_type(scope["headers"])
@@ -156,7 +163,8 @@ class Gateway:
             server.body_timeout_s,
             lambda more_bytes: self.parts.intake.received(held, more_bytes),
         )
-        return sanitize.clean_body(raw)
+        visit.body_bytes = len(raw)
+        return await self.parts.counting.pool.work(len(raw), lambda: sanitize.clean_body(raw))
 
     async def _classify(
         self,

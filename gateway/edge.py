@@ -39,6 +39,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # would reset it, and the answer could be lost on the way.
 _LINGER_S = 1.0
 _MAX_PIPELINED = 8
+_MAX_LENGTH_DIGITS = 18
+_MAX_QUEUED_BODY_BYTES = 32 * 1024
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -128,6 +130,7 @@ def uvicorn_config(
         loop="uvloop",
         http=cast("type[asyncio.Protocol]", protocol),
         ws="none",
+        lifespan="off",
         log_config=None,
         log_level="error",
         access_log=False,
@@ -179,7 +182,9 @@ class _Cork:
 
 
 def _plain(name: bytes, value: bytes) -> bool:
-    return name == b"content-length" or value == b"chunked"
+    if name == b"content-length":
+        return len(value) <= _MAX_LENGTH_DIGITS
+    return value == b"chunked"
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -286,6 +291,9 @@ class EdgeProtocol(HttpToolsProtocol):
         """Hand on a part of the body."""
         self._overhead_bytes = 0
         super().on_body(body)
+        if self.pipeline and len(self.cycle.body) > _MAX_QUEUED_BODY_BYTES:
+            # Reading would stop here, and with it the notice that the caller has left.
+            self.transport.abort()
 
     def on_message_complete(self) -> None:
         """The request is whole."""

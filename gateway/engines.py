@@ -25,6 +25,8 @@ __all__ = [
     "parse_metrics",
 ]
 
+HEALTH_BYTES = 64 << 10
+METRICS_BYTES = 4 << 20
 _WANTED = MappingProxyType(
     {
         "vllm:num_requests_running": "running",
@@ -176,26 +178,40 @@ class Prober:
     async def probe(self, client: httpx.AsyncClient, engine: str) -> None:
         """One health check, and a look at the metrics of an engine that is up."""
         try:
-            answer = await client.get(f"{engine}/health")
+            status, _ = await self._get(client, f"{engine}/health", HEALTH_BYTES)
         except httpx.ConnectError as error:
             self._set(after_refused(self._health[engine], self._clock(), _words(error)))
             return
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             self.silent(engine, _words(error))
             return
-        if answer.status_code != 200:
-            self.silent(engine, f"health answered {answer.status_code}")
+        if status != 200:
+            self.silent(engine, f"health answered {status}")
             return
         self._set(after_success(self._health[engine], self._clock()))
         await self._scrape(client, engine)
 
     async def _scrape(self, client: httpx.AsyncClient, engine: str) -> None:
         try:
-            answer = await client.get(f"{engine}/metrics")
-        except httpx.HTTPError:
+            status, page = await self._get(client, f"{engine}/metrics", METRICS_BYTES)
+        except (httpx.HTTPError, TimeoutError):
             return  # shown figures go stale; health does not rest on them
-        if answer.status_code == 200:
-            self._set(after_scrape(self._health[engine], parse_metrics(answer.text)))
+        if status == 200:
+            text = page.decode(errors="replace")
+            self._set(after_scrape(self._health[engine], parse_metrics(text)))
+
+    async def _get(
+        self, client: httpx.AsyncClient, url: str, limit_bytes: int
+    ) -> tuple[int, bytes]:
+        """Status and at most so much of a body, all of it within the time-out."""
+        async with asyncio.timeout(self._timeout_s), client.stream("GET", url) as answer:
+            parts, size = [], 0
+            async for part in answer.aiter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size >= limit_bytes:
+                    break
+            return answer.status_code, b"".join(parts)[:limit_bytes]
 
     def _set(self, health: EngineHealth) -> None:
         before = self._health[health.engine]

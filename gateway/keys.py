@@ -28,8 +28,11 @@ class Made:
         written = path.read_text() if path.exists() else ""
         if f"[key.{self.key_id}]" in written:
             raise ValueError(f"{path}: there is a key {self.key_id!r} already")
-        path.touch(mode=0o640)
-        path.write_text(f"{written}\n{self.record}" if written else self.record)
+        # Never half a file: a gateway may read it at any moment.
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.touch(mode=0o640)
+        fresh.write_text(f"{written}\n{self.record}" if written else self.record)
+        fresh.replace(path)
 
 
 def make_key(key_id: str, service_class: str) -> Made:

@@ -18,6 +18,8 @@ from gateway.template import ChatTemplate, TemplateError
 
 __all__ = ["Countable", "chat", "completion", "requested_model"]
 
+# More sequences than any engine runs at once by default.
+MAX_PROMPTS = 1024
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 _PASSED_ON = ("tool_call_id", "name", "reasoning", "reasoning_content")
 # vLLM's own default for completions; chat has none.
@@ -243,6 +245,8 @@ def _prompts(value: object) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return (value,), ()
     if not isinstance(value, list) or not value:
         raise _bad("prompt", "must be a string, a list of strings, or lists of token ids")
+    if len(value) > MAX_PROMPTS and not isinstance(value[0], int):
+        raise _bad("prompt", f"at most {MAX_PROMPTS} prompts may be sent at once")
     if all(isinstance(item, str) for item in value):
         return tuple(value), ()
     if _is_token_ids(value):

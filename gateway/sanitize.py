@@ -17,6 +17,7 @@ from gateway.domain import Outcome, Refused
 
 __all__ = [
     "MAX_DEPTH",
+    "MAX_STRUCTURE",
     "STRIPPED_KEYS",
     "clean_body",
     "parse",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 MAX_DEPTH = 64
+# More than the largest prompt as token ids needs, or as a text of commas.
+MAX_STRUCTURE = 200_000
 
 # Each is honoured by some vLLM release on some route: order in the queue, identity in logs and
 # caches, where and from where to compute.
@@ -38,9 +41,11 @@ STRIPPED_KEYS = frozenset(
         "kv_transfer_params",
         "ec_transfer_params",
         "data_parallel_rank",
+        "stream_interval",
     )
 )
-_STRIPPED_XARGS = frozenset(("session_id", "priority", "data_parallel_rank"))
+# Beam search runs every beam and step as a request of its own, without the stamped priority.
+_REFUSED_KEYS = frozenset(("use_beam_search",))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
@@ -62,13 +67,19 @@ def clean_body(raw: bytes) -> dict[str, Any]:
         del body[key]
     xargs = body.get("vllm_xargs")
     if isinstance(xargs, dict):
-        for key in _STRIPPED_XARGS.intersection(xargs):
+        for key in STRIPPED_KEYS.intersection(xargs):
             del xargs[key]
+    for key in _REFUSED_KEYS.intersection(body):
+        if body[key]:
+            raise Refused(Outcome.BAD_REQUEST, f"{key} is not served here.", param=key)
     return body
 
 
 def parse(raw: bytes) -> Any:
     """The JSON value in ``raw``; ValueError where parsers could differ or it nests too deeply."""
+    # Structure costs memory and time out of proportion to its bytes; text does not.
+    if sum(raw.count(mark) for mark in (b"[", b"{", b",")) > MAX_STRUCTURE:
+        raise ValueError(f"it has more than {MAX_STRUCTURE} brackets and commas")
     value = orjson.loads(raw)
     # Only a text with many brackets can be deep; most are spared the walk.
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):

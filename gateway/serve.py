@@ -1,10 +1,10 @@
 """Runs the gateway: builds it from settings, listens, watches engines, drains on SIGTERM.
 
-Two listeners on one loop: callers' and operators'. On SIGHUP the keys are read
-anew. On SIGTERM or SIGINT readiness turns 503 at
-once; new requests are served for ``shutdown_delay_s`` more, so that load balancers notice; then
-they are refused as draining while queued and running work goes on until ``drain_deadline_s``;
-what is left then is ended as ``drain_terminated``. A second signal skips the waiting.
+Two listeners on one loop: callers' and operators'. On SIGHUP the keys file is read anew. On
+SIGTERM or SIGINT readiness turns 503 at once; new requests are served for ``shutdown_delay_s``
+more, so that load balancers notice; then they are refused as draining while queued and running
+work goes on until ``drain_deadline_s``; what is left then is ended as ``drain_terminated``. A
+second signal skips the waiting.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ import uvloop
 from gateway.admin import build_admin
 from gateway.admission import Admission
 from gateway.app import Gateway, Parts
-from gateway.config import ConfigError, Settings, load
+from gateway.config import ConfigError, Settings, read_keyring
 from gateway.contract import RetryAfter
 from gateway.counters import load_counters
 from gateway.counting import CountingStage
@@ -47,6 +47,7 @@ from gateway.wire import EngineClient
 __all__ = ["build", "run"]
 
 LAST_ANSWERS_S = 2.0
+ADMIN_LIMITS = EdgeLimits(header_bytes=16 << 10, max_connections=256)
 POLL_S = 0.02
 
 
@@ -241,15 +242,7 @@ async def _serve(settings: Settings, journal: Journal) -> int:
     refused = gateway.observer.refused_at_edge
     callers = _Listener(uvicorn_config(gateway, server.host, server.port, limits, refused))
     operators = _Listener(
-        uvicorn.Config(
-            build_admin(gateway, admin.tokens),
-            host=admin.host,
-            port=admin.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-        )
+        uvicorn_config(build_admin(gateway, admin.tokens), admin.host, admin.port, ADMIN_LIMITS)
     )
     for warning in settings.warnings:
         journal.event("warning", message=warning)
@@ -270,18 +263,15 @@ async def _serve(settings: Settings, journal: Journal) -> int:
 
 def _reload_keys(gateway: Gateway) -> None:
     """Take the keys file as it is now, whole or not at all: keys are added and revoked so."""
-    journal, path = gateway.parts.journal, gateway.parts.settings.path
+    journal, settings = gateway.parts.journal, gateway.parts.settings
+    keys_path = settings.file(settings.document.auth.keys_file)
     try:
-        fresh = load(path)
+        keyring, _ = read_keyring(keys_path, settings.document, (settings.path, "auth.keys_file"))
     except ConfigError as error:
         journal.event("reload_refused", reason=str(error))
         return
-    gateway.keyring = fresh.keyring
-    journal.event(
-        "keys_reloaded",
-        keys=len(fresh.keyring.entries),
-        restart_needed=fresh.document != gateway.parts.settings.document,
-    )
+    gateway.keyring = keyring
+    journal.event("keys_reloaded", keys=len(keyring.entries))
 
 
 async def _drain(gateway: Gateway, signals: asyncio.Queue[int], journal: Journal) -> int:

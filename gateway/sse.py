@@ -40,8 +40,8 @@ _FINISH = re.compile(rb'"finish_reason"\s*:\s*"([^"\\]*)"')
 _ERROR = re.compile(rb'"error"\s*:\s*[{"]|"object"\s*:\s*"error"')
 _ERROR_CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})(?!\d)')
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})(?!\d)')
 # The usage object is short; its own keys come within this many bytes of its brace.
 _USAGE_BYTES = 2048
 

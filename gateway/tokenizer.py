@@ -7,9 +7,9 @@ interpreter lock in the calls used here (``Tokenizer.encode`` does not, hence on
 A long text is counted in pieces cut where no token can span: between an ASCII letter or newline
 and a following word, confirmed by the tokenizer's own pre-tokenizer. Pieces bound the work: a
 count may stop once it exceeds ``stop_above``, and then says that it is a lower bound. Pieces also
-bound what kitoken sees: its regular expressions overflow their stack, which ends the process,
-within runs of between 300,000 and 1,000,000 spaces (measured, 0.11.1). A text that can't be cut
-goes to the reference encoder whole.
+bound what kitoken sees: its regular expressions give up, which ends the process, within runs of
+about 167,000 characters that the tokenizer's pattern does not know, or 300,000 spaces (measured,
+0.11.1). A text that can't be cut goes to the reference encoder whole.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ __all__ = ["Counted", "Counter", "CountingPool"]
 
 T = TypeVar("T")
 
-_PIECE_CHARS = 64 << 10
-_KITOKEN_CHARS = 200_000
+_PIECE_CHARS = 32 << 10
+_KITOKEN_CHARS = 32 << 10
 _CUT_WINDOW_CHARS = 4096
 # A word and the space before it form one pre-token, or two that part before the space.
 _CUT = re.compile(r"(?<=[a-z])(?= [a-z])|(?<=[a-z.,;:]\n)(?=[A-Za-z])")

@@ -449,3 +449,25 @@ async def test_a_caller_that_leaves_ends_its_pipelined_requests_too() -> None:
         await eventually(lambda: len(endings) == 1)
         writer.close()
         await eventually(endings[0].is_set)
+
+
+async def test_a_length_of_thousands_of_digits_is_not_well_framed() -> None:
+    async with served(echo) as edge:
+        length = b"0" * 5000 + b"2"
+        assert status(await edge.ask(POST + b"content-length: " + length + b"\r\n\r\nhi")) == 400
+
+
+async def test_a_large_body_in_the_pipeline_does_not_hide_that_the_caller_left() -> None:
+    endings: list[Ending] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        endings.append(caller_ending(scope))
+        await endings[-1].wait()
+
+    async with served(app) as edge:
+        _, writer = await edge.open()
+        writer.write(GET)
+        await eventually(lambda: len(endings) == 1)
+        writer.write(POST + b"content-length: 400000\r\n\r\n" + b"z" * 200_000)
+        await eventually(endings[0].is_set)
+        writer.close()

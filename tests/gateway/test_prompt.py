@@ -232,3 +232,11 @@ def countable_or_outcome(read: Callable[[], Countable]) -> Countable | Outcome:
         return read()
     except Refused as refused:
         return refused.outcome
+
+
+def test_more_prompts_than_any_engine_runs_at_once_are_refused_unread() -> None:
+    with pytest.raises(Refused, match="at most 1024 prompts"):
+        completion({"prompt": [""] * 1025})
+    with pytest.raises(Refused, match="at most 1024 prompts"):
+        completion({"prompt": [[1]] * 1025})
+    assert completion({"prompt": [7] * 5000}).given_tokens == (5000,)

@@ -1,5 +1,6 @@
 import json
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from gateway.domain import Outcome, Refused
 from gateway.sanitize import (
     MAX_DEPTH,
+    MAX_STRUCTURE,
     STRIPPED_KEYS,
     clean_body,
     request_id,
@@ -188,3 +190,22 @@ def test_no_header_value_that_passes_can_end_a_line(headers: list[tuple[bytes, b
 )
 def test_a_well_formed_request_id_is_kept(sent: list[bytes], kept: str) -> None:
     assert request_id([(b"X-Request-ID", value) for value in sent], "fresh") == kept
+
+
+def test_every_stripped_key_is_stripped_from_the_extra_arguments_too() -> None:
+    extra = dict.fromkeys(STRIPPED_KEYS, "x") | {"harmless": 1}
+    cleaned = clean_body(orjson.dumps({"model": "m", "vllm_xargs": extra}))
+    assert cleaned["vllm_xargs"] == {"harmless": 1}
+
+
+def test_beam_search_is_refused_because_its_requests_escape_the_stamp() -> None:
+    with pytest.raises(Refused, match="use_beam_search"):
+        clean_body(b'{"model":"m","use_beam_search":true}')
+    assert clean_body(b'{"model":"m","use_beam_search":false}')["model"] == "m"
+
+
+@pytest.mark.parametrize("junk", [b"[]", b"{}", b"1"])
+def test_a_body_of_nothing_but_structure_is_refused_before_it_is_parsed(junk: bytes) -> None:
+    many = b",".join([junk] * (MAX_STRUCTURE + 1))
+    with pytest.raises(Refused, match="brackets and commas"):
+        clean_body(b'{"model":"m","metadata":[' + many + b"]}")

@@ -258,3 +258,9 @@ def test_an_answer_that_is_an_error_says_so() -> None:
 def test_bytes_that_are_no_answer_have_no_facts_and_do_no_harm(data: bytes) -> None:
     scan_body(data)
     scan(data)
+
+
+def test_a_token_count_beyond_all_reason_is_no_count() -> None:
+    absurd = b'{"usage":{"prompt_tokens":12,"completion_tokens":' + b"9" * 1000 + b"}}"
+    facts = scan_body(absurd)
+    assert (facts.prompt_tokens, facts.completion_tokens) in {(12, None), (None, None)}

@@ -1,5 +1,7 @@
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -293,3 +295,22 @@ async def test_a_caller_that_leaves_just_as_its_turn_comes_passes_the_turn_on(
         assert (stage._free, stage.held_requests) == (1, 0)
     finally:
         stage.close()
+
+
+RUNS = ["\x00", "\x1b", "\x7f", "\u200b", "\u200d", "\ue000", "\U000e0001", " ", "a", "\n", "中"]
+
+
+def test_no_run_of_one_character_ends_the_process() -> None:
+    """kitoken gives up on some runs by ending the process: so this counts in one of its own."""
+    script = (
+        "import sys; from pathlib import Path; from gateway.tokenizer import Counter\n"
+        f"counter = Counter(Path({str(tokenizer_path())!r}))\n"
+        f"for mark in {RUNS!r}:\n"
+        "    for size in (32_768, 32_769, 200_000, 1_000_000):\n"
+        "        assert counter.count(mark * size, add_special_tokens=False).tokens > 0\n"
+        "print('whole')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-500:]
