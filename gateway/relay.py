@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.contract import error_event
+from gateway.contract import MAX_RETRY_AFTER_S, error_event
 from gateway.domain import Outcome, Surface
 from gateway.lifetime import Ending, Timeline, Timeouts, Watch
 from gateway.sse import END_RULES, MAX_EVENT_BYTES, StreamScanner, scan_body
@@ -48,8 +48,6 @@ MAX_HELD_BYTES = 8 << 20
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
-# What of an engine's head reaches the caller; the rest describes the engine, not the answer.
-_PASSED = (b"content-type", b"retry-after")
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _BAD_REASONS = frozenset({"abort", "error"})
 _INTERRUPTED = "The engine ended this stream before it was complete."
@@ -286,7 +284,12 @@ class _Run:
     # The head, and the end that was not meant.
 
     async def _commit(self, headers: Sequence[Header]) -> None:
-        passed = [(name, self._head[name]) for name in _PASSED if name in self._head]
+        # The rest of an engine's head describes the engine, not the answer.
+        kind = self._head.get(b"content-type")
+        passed = [] if kind is None else [(b"content-type", kind)]
+        advice = self._head.get(b"retry-after", b"")
+        if advice.isdigit():  # client libraries obey up to minutes, whoever says so
+            passed.append((b"retry-after", b"%d" % min(int(advice[:6]), MAX_RETRY_AFTER_S)))
         self._committed = True
         await self._send(
             {

@@ -691,3 +691,9 @@ async def test_a_call_that_would_change_the_framing_is_refused_before_anything_i
                 setting.client, bad, setting.caller.send, setting.gone, setting.marks, ROOMY
             )
         assert engine.connections == 0
+
+
+async def test_an_engines_own_advice_is_bounded_as_ours_is() -> None:
+    head = JSON + b"retry-after: 999999\r\n"
+    _, caller = await run(plain(b'{"error":"x"}', b"429 Too Many", head), stream=False)
+    assert caller.headers[b"retry-after"] == b"30"
