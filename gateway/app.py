@@ -360,7 +360,10 @@ class Gateway:
             "routes": [asdict(route) for route in self.parts.table.routes.values()],
             "flows": [asdict(view) for view in core.flow_views(now)],
             "engines": [asdict(view) for view in core.engine_views()],
-            "health": [asdict(health) for health in self.parts.prober.health.values()],
+            "health": [
+                {**asdict(h), "since_s": round(now - h.since_s, 3) if h.since_s else None}
+                for h in self.parts.prober.health.values()
+            ],
         }
 
     def end_all(self) -> int:

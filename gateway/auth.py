@@ -3,8 +3,8 @@
 A key reads ``sg_<id>_<secret>``. The id finds a record, the record holds only the SHA-256 of the
 whole key, and one constant-time comparison of digests decides. An unknown id is compared with a
 digest nothing hashes to, so that it takes the same work as a wrong secret. A request with several
-credentials is refused: which of them counts must not depend on who reads it. Pure: no I/O, no
-clock.
+credentials is refused: which of them counts must not depend on who reads it.
+Pure: no I/O, no clock.
 """
 
 import hmac

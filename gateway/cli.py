@@ -376,7 +376,7 @@ _UP = """  sluicegate up
     --chat-template MODEL/tokenizer_config.json
 """
 _SERVE = """  sluicegate serve --config config/gateway.toml
-  kill -TERM PID      # unready at once, refuses after shutdown_delay_s, ends at drain_deadline_s
+  kill -TERM PID      # unready at once, refuses after shutdown_delay_s, ends drain_deadline_s later
 """
 _CHECK = """  sluicegate check --config config/gateway.toml
   sluicegate check --config config/gateway.toml --json | jq .digest

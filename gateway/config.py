@@ -110,7 +110,6 @@ class Settings:
         ]
         shown["flow"] = [_plain(flow) for flow in self.flows]
         shown["engine"] = {origin: _plain(limits) for origin, limits in self.engines.items()}
-        shown["keys"] = len(self.keyring.entries)
         return shown
 
     def digest(self) -> str:

@@ -124,7 +124,8 @@ def _number(text: str) -> float | None:
 class Prober:
     """Probes engines until cancelled, and tells of each change.
 
-    ``on_change(before, after)`` is called, on the loop, when ``up`` or ``epoch`` differ.
+    ``on_change(before, after)`` is called, on the loop, when ``up`` or ``epoch`` differ, and when
+    the first probe of an engine fails.
     """
 
     def __init__(
@@ -216,7 +217,8 @@ class Prober:
     def _set(self, health: EngineHealth) -> None:
         before = self._health[health.engine]
         self._health[health.engine] = health
-        if (before.up, before.epoch) != (health.up, health.epoch):
+        never_up = not (before.since_s or before.failures or health.up)
+        if (before.up, before.epoch) != (health.up, health.epoch) or never_up:
             self._on_change(before, health)
 
 

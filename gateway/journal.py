@@ -1,11 +1,13 @@
 """Writes log lines without ever making a request wait for the disk or a slow reader.
 
-Lines gather in a queue; one thread writes what has gathered, twenty times a second. Beyond a
+Each line gets the wall time. Lines gather in a queue; one thread writes what has gathered, twenty
+times a second. Beyond a
 bound lines are dropped and counted, and the count is written as a line of its own.
 """
 
 import threading
 from collections import deque
+from datetime import UTC, datetime
 from typing import BinaryIO
 
 import orjson
@@ -34,9 +36,10 @@ class Journal:
         self._thread.start()
 
     def line(self, line: bytes) -> None:
-        """Write one complete line soon, or count it as dropped."""
+        """Write one JSON object and line soon, with its time, or count it as dropped."""
         if len(self._lines) < self._max_lines:
-            self._lines.append(line)
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._lines.append(b'{"at":"%b",%b' % (at.encode(), line[1:]))
         else:
             self._dropped += 1
 

@@ -316,7 +316,7 @@ class _Run:
             message = _INTERRUPTED if ended is None else _DRAINED
             last += error_event(outcome, message, self._call.surface)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
-        return self._ended(outcome, _word(error))
+        return self._ended(outcome, "drain" if ended else _word(error))
 
 
 def _shortfall(scanner: StreamScanner) -> str:

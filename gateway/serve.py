@@ -78,7 +78,9 @@ def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> G
 
     def changed(before: EngineHealth, after: EngineHealth) -> None:
         if before.up == after.up:
-            if before.epoch:
+            if not after.up:
+                journal.event("engine_down", engine=after.engine, reason=after.reason)
+            elif before.epoch:
                 journal.event("engine_restarted", engine=after.engine, epoch=after.epoch)
             return
         word = "engine_up" if after.up else "engine_down"
@@ -269,6 +271,9 @@ def _reload_keys(gateway: Gateway) -> None:
         keyring, _ = read_keyring(keys_path, settings.document, (settings.path, "auth.keys_file"))
     except ConfigError as error:
         journal.event("reload_refused", reason=str(error))
+        return
+    if not keyring.entries:
+        journal.event("reload_refused", reason=f"{keys_path}: holds no key")
         return
     gateway.keyring = keyring
     journal.event("keys_reloaded", keys=len(keyring.entries))

@@ -82,6 +82,11 @@ def _trace(args: Args, console: Console) -> int:
 
 def _plan(args: Args, console: Console) -> int:
     if args.kind == "demo":
+        if (args.folder / "corpus.jsonl").exists() and not (args.folder / "plan.json").exists():
+            raise BenchError(
+                f"{args.folder}: holds a corpus of its own, and the demo's plan freezes another; "
+                "choose an empty folder"
+            )
         freeze_demo(args.folder, TextModel(), DEMO_TRACE, DEMO_INTERVALS)
     else:
         mixes, rates = ("short", "80-20", "50-50"), ("low", "near")

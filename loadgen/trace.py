@@ -150,7 +150,8 @@ def build_trace(spec: TraceSpec, prompts: Mapping[str, Sequence[Prompt]]) -> tup
         own = prompts.get(name, ())
         if used[name] >= len(own):
             raise BenchError(
-                f"corpus: {len(own)} prompts of class {name} are too few for the trace"
+                f"corpus: {len(own)} prompts of class {name} are too few for the trace, which "
+                f"needs {sum(drawn == name for _, drawn in draw(spec))}"
             )
         prompt = own[used[name]]
         used[name] += 1

@@ -1,6 +1,7 @@
 import io
 import json
 import threading
+from datetime import UTC, datetime
 
 from gateway.journal import Journal
 
@@ -12,6 +13,11 @@ def test_lines_are_written_in_order_and_events_are_json():
     journal.event("engine_down", engine="http://127.0.0.1:1", reason="refused")
     journal.close()
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    ages_s = [
+        (datetime.now(UTC) - datetime.fromisoformat(line.pop("at"))).total_seconds()
+        for line in lines
+    ]
+    assert all(-1 < age_s < 60 for age_s in ages_s)
     assert lines == [
         {"event": "request"},
         {"event": "engine_down", "engine": "http://127.0.0.1:1", "reason": "refused"},
