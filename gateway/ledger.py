@@ -188,7 +188,7 @@ class EngineLedger:
         self.hold = hold
         if hold is not None and hold.exceptional:
             self.last_exceptional_s = hold.since_s
-        self._changed()
+        self.version += 1
 
     # -- leases ----------------------------------------------------------------------------
 

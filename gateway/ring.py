@@ -21,6 +21,7 @@ reservations beside holds. Pure: no I/O, no clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from gateway.flows import Flow, Ticket
 from gateway.lease import Hold, Obstacle
@@ -31,6 +32,9 @@ __all__ = ["Choice", "Ring", "rings_of"]
 _MASK = (1 << 64) - 1
 
 Choice = tuple[Ticket, EngineLedger]
+
+# What an engine has left to do: prompt tokens in prefill, then sequences.
+_least_left = attrgetter("prefill_used", "slots_used")
 
 
 class Ring:
@@ -292,11 +296,6 @@ class Ring:
         bound = least.prefill_used + least.limits.token_budget
         near = (e for e in fits if e.prefill_used <= bound)
         return max(near, key=lambda e: _rendezvous(ticket.affinity, e.name))
-
-
-def _least_left(engine: EngineLedger) -> tuple[int, int]:
-    """What an engine has left to do: prompt tokens in prefill, then sequences."""
-    return (engine.prefill_used, engine.slots_used)
 
 
 def _conclude(flow: Flow) -> None:
