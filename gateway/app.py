@@ -99,7 +99,7 @@ class Gateway:
         self._streamed = Timeouts(upstream.first_byte_timeout_s, upstream.idle_timeout_s, total_s)
         # An engine sends the head of an answer that is not streamed when all of it is made.
         self._whole = Timeouts(upstream.answer_timeout_s, upstream.idle_timeout_s, total_s)
-        self._specs = {spec.group: spec for spec in parts.settings.flow_specs()}
+        self._specs = {spec.group: spec for spec in parts.settings.flows}
         self._retries_left = RETRY_BURST
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -168,7 +168,7 @@ def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]
         written = write_configuration(Path(folder), engines, EngineFacts(), wish)
         settings = load(written.config)
     table = settings.route_table(salt=bytes(32))
-    core = core_of(settings.flow_specs(), table.topology(settings.engine_limits()))
+    core = core_of(settings.flows, table.topology(settings.engines))
 
     def offer(arrival: SimArrival, now: float) -> tuple[int, Offer]:
         key = FlowKey(EngineFacts().public_model, arrival.size_class, arrival.service_class)

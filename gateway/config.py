@@ -64,7 +64,11 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A configuration that was checked whole. ``document`` holds the sections as written."""
+    """A configuration that was checked whole.
+
+    ``document`` holds the sections as written; ``flows`` are all that may have requests,
+    ``engines`` the limits by engine.
+    """
 
     path: Path
     document: schema.Document
@@ -73,14 +77,6 @@ class Settings:
     flows: tuple[FlowSpec, ...]
     engines: Mapping[str, EngineLimits]
     warnings: tuple[str, ...] = ()
-
-    def flow_specs(self) -> tuple[FlowSpec, ...]:
-        """Every (model, size class, service class) that may have requests."""
-        return self.flows
-
-    def engine_limits(self) -> Mapping[str, EngineLimits]:
-        """What may be outstanding on each engine, by the engine's origin."""
-        return self.engines
 
     def route_table(self, salt: bytes, revision: int = 1) -> RouteTable:
         """The configured routes as revision ``revision``; ``salt`` is secret and random."""

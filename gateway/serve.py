@@ -65,8 +65,8 @@ def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> G
     document = settings.document
     table = settings.route_table(secrets.token_bytes(32))
     core = Admission(
-        settings.flow_specs(),
-        table.topology(settings.engine_limits()),
+        settings.flows,
+        table.topology(settings.engines),
         clock(),
         quantum=document.scheduling.quantum,
         beta=document.scheduling.beta,
@@ -92,7 +92,7 @@ def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> G
 
     turnstile = Turnstile(core, clock, would_refuse)
     prober = Prober(
-        settings.engine_limits(),
+        settings.engines,
         interval_s=document.probe.interval_s,
         timeout_s=document.probe.timeout_s,
         failures=document.probe.failures,
@@ -108,11 +108,11 @@ def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> G
             intake=_intake(document.server),
             counting=_counting(settings, turnstile),
             turnstile=turnstile,
-            clients={name: _client(settings, name) for name in settings.engine_limits()},
+            clients={name: _client(settings, name) for name in settings.engines},
             prober=prober,
             observer=observer,
             journal=journal,
-            advice={spec.group: RetryAfter(jitter) for spec in settings.flow_specs()},
+            advice={spec.group: RetryAfter(jitter) for spec in settings.flows},
             clock=clock,
             fresh_id=_fresh_ids(),
         )

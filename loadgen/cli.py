@@ -161,9 +161,6 @@ def _verify(args: Args, console: Console) -> int:
     return 1 if differences else 0
 
 
-Adder = Callable[..., argparse.ArgumentParser]
-
-
 def _verb(verbs: Any, name: str, verb: Verb, said: str, example: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from loadgen.analyse import quantile
 from loadgen.engine.cost import StepCost
 from loadgen.engine.scheduler import SchedulerConfig
+from loadgen.record import SERVICE_CLASS
 from loadgen.simulate import Delays, Policy, SimArrival, SimResult, simulate
 from loadgen.trace import Arrival
 
@@ -18,7 +19,6 @@ __all__ = ["forecast", "play"]
 # Reading and tokenising a prompt in the engine's server: about 1.2 us per token for its tokenizer
 # (tests/bench/bench_count.py prints it), once more for the body's way through two servers.
 DELAYS = Delays(per_prompt_token_s=2.5e-6)
-SERVICE_CLASS = {"short": "interactive", "long": "batch"}
 
 
 def forecast(

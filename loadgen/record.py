@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 __all__ = [
+    "SERVICE_CLASS",
     "BenchError",
     "Outcome",
     "Prompt",
@@ -28,6 +29,9 @@ __all__ = [
     "nine_digits",
     "strict_json",
 ]
+
+# Which service class a size class calls as, where the configuration has it.
+SERVICE_CLASS = {"short": "interactive", "long": "batch"}
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from loadgen.record import BenchError, strict_json
+from loadgen.record import SERVICE_CLASS, BenchError, strict_json
 
 __all__ = ["Endpoint", "endpoint_from", "keys_by_class", "stack"]
 
@@ -21,8 +21,6 @@ READY_S = 130.0
 STOP_S = 40.0
 # Credentials, and a path that means nothing on another machine: its digest is recorded instead.
 UNTOLD = frozenset({"keys", "admin_token", "config"})
-# Which service class a size class calls as, where the configuration has it.
-SERVICE_CLASS = {"short": "interactive", "long": "batch"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def test_every_line_of_the_shipped_configuration_that_sets_a_default_sets_the_de
 
 
 def test_flows_take_what_they_leave_out_from_their_classes(tmp_path: Path) -> None:
-    flows = {flow.group: flow for flow in settings(tmp_path).flow_specs()}
+    flows = {flow.group: flow for flow in settings(tmp_path).flows}
     assert len(flows) == 4
     assert flows["m", "short", "interactive"] == FlowSpec(
         *("m", "short", "interactive"),
@@ -98,7 +98,7 @@ def test_limits_are_per_engine_and_a_pool_may_differ(tmp_path: Path) -> None:
 engines = ["http://[::1]:9000"]
 limits = { slots = 64, policy = "priority", kv_fraction = 1.0 }
 """
-    engines = settings(tmp_path, CONFIG + extra).engine_limits()
+    engines = settings(tmp_path, CONFIG + extra).engines
     a, b = engines["http://127.0.0.1:8001"], engines["http://[::1]:9000"]
     assert (a.slots, a.kv_tokens, a.fcfs) == (128, int(0.9 * 393_216), True)
     assert (b.slots, b.kv_tokens, b.fcfs) == (64, 393_216, False)

@@ -34,7 +34,7 @@ def test_it_loads_for_engines_of_every_kind(tmp_path: Path, name: str, isolated:
     written = write_configuration(tmp_path, ENGINES, facts, Wish(isolated=isolated))
     settings = load(written.config)
     assert settings.warnings == ()
-    for limits in settings.engine_limits().values():
+    for limits in settings.engines.values():
         assert limits.slots <= facts.max_num_seqs + 2
         assert limits.kv_tokens <= facts.kv_tokens
         assert limits.fcfs == (facts.policy == "fcfs")
@@ -85,6 +85,6 @@ def test_a_faster_clock_meets_the_same_contract_in_less_time(tmp_path: Path) -> 
     ten = load(write_configuration(tmp_path / "10", ENGINES, FACTS, Wish(time_scale=10)).config)
     for slow, fast in zip(one.sizes, ten.sizes, strict=True):
         assert fast.ttft_limit_s == pytest.approx(slow.ttft_limit_s / 10)
-    for before, after in zip(one.flow_specs(), ten.flow_specs(), strict=True):
+    for before, after in zip(one.flows, ten.flows, strict=True):
         assert after.max_age_s == pytest.approx(before.max_age_s / 10)
         assert after.max_queued == before.max_queued
