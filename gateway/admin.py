@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from gateway.app import Gateway
 from gateway.schema import AdminToken
+from gateway.status import status, unready_reason
 
 __all__ = ["build_admin"]
 
@@ -34,21 +35,21 @@ def build_admin(gateway: Gateway, tokens: Sequence[AdminToken]) -> Starlette:
         return _json({"status": "live"})
 
     async def ready(_: Request) -> Response:
-        reason = gateway.unready_reason()
+        reason = unready_reason(gateway)
         return _json({"status": "ready"}) if reason is None else _json({"status": reason}, 503)
 
     async def metrics(_: Request) -> Response:
-        return Response(gateway.observer.page(), media_type=METRICS_TYPE)
+        return Response(gateway.parts.observer.page(), media_type=METRICS_TYPE)
 
-    async def status(_: Request) -> Response:
-        return _json(gateway.status())
+    async def show(_: Request) -> Response:
+        return _json(status(gateway))
 
     application = Starlette(
         routes=[
             Route("/health/live", live),
             Route("/health/ready", ready),
             Route("/metrics", metrics),
-            Route("/admin/status", _guarded(status, tokens)),
+            Route("/admin/status", _guarded(show, tokens)),
         ]
     )
     application.router.redirect_slashes = False

@@ -8,99 +8,45 @@ request is recorded exactly once, in ``__call__``.
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from collections.abc import MutableMapping
 from typing import Any
 
-import orjson
-
 from gateway import sanitize
+from gateway.attempt import Attempts
 from gateway.auth import authenticate
-from gateway.config import Settings
-from gateway.contract import CONTRACT, Advice, Answer, RetryAfter, answer
-from gateway.counting import CountingStage, affinity
-from gateway.domain import AdmissionMode, FlowKey, Outcome, Principal, Refused, Surface
+from gateway.catalogue import models_answer
+from gateway.contract import CONTRACT, Advice, Answer, answer, json_answer
+from gateway.domain import Outcome, Refused, Surface
 from gateway.edge import ClientGone, Receive, caller_ending, read_body
-from gateway.engines import Prober
-from gateway.head import (
-    TARGETS,
-    check_content_type,
-    check_declared_length,
-    max_wait_s,
-    surface_of,
-    trace_id,
-)
-from gateway.intake import Held, Intake
-from gateway.journal import Journal
-from gateway.lifetime import Timeline, Timeouts
-from gateway.observe import Observer, log_line
-from gateway.prompt import requested_model
-from gateway.relay import Relayed, Send, UpstreamCall, relay
-from gateway.routing import RouteTable
-from gateway.turnstile import Pass, Turnstile
-from gateway.verdicts import Offer
+from gateway.head import check_content_type, check_declared_length, surface_of, trace_id
+from gateway.intake import Held
+from gateway.lifetime import Timeline
+from gateway.observe import log_line
+from gateway.relay import Relayed, Send
+from gateway.request import understand
+from gateway.setup import Parts, Setup
 from gateway.visit import Visit
-from gateway.wire import EngineClient
 
-__all__ = ["Gateway", "Parts"]
+__all__ = ["Gateway"]
 
 Scope = MutableMapping[str, Any]
-
-# Retries that may follow each other; every relayed request adds ``retry_budget`` up to this.
-RETRY_BURST = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything the application is composed of; ``serve`` builds the real one."""
-
-    settings: Settings
-    table: RouteTable
-    intake: Intake
-    counting: CountingStage
-    turnstile: Turnstile
-    clients: Mapping[str, EngineClient]
-    prober: Prober
-    observer: Observer
-    journal: Journal
-    advice: Mapping[tuple[str, str, str], RetryAfter]
-    clock: Callable[[], float]
-    fresh_id: Callable[[], str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A classified request: what it offers to admission, and what goes to the engine."""
-
-    surface: Surface
-    offer: Offer
-    mode: AdmissionMode
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 class Gateway:
     """The ASGI application.
 
-    ``keyring`` may be replaced while it serves: that is how keys are added and revoked.
+    ``setup`` may be replaced while it serves; requests end with the one they began with.
     ``refusing`` turns new requests away as draining; ``running`` holds what must be ended when a
     drain reaches its deadline.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, setup: Setup) -> None:
         self.parts = parts
-        self.observer = parts.observer
-        self.keyring = parts.settings.keyring
+        self.setup = setup
         self.running: set[Visit] = set()
         self.draining = False
         self.refusing = False
-        upstream = parts.settings.document.upstream
-        total_s = upstream.total_timeout_s
-        self._streamed = Timeouts(upstream.first_byte_timeout_s, upstream.idle_timeout_s, total_s)
-        # An engine sends the head of an answer that is not streamed when all of it is made.
-        self._whole = Timeouts(upstream.answer_timeout_s, upstream.idle_timeout_s, total_s)
-        self._specs = {spec.group: spec for spec in parts.settings.flows}
-        self._retries_left = RETRY_BURST
+        self._attempts = Attempts(parts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and record it, however it ends."""
@@ -120,41 +66,43 @@ class Gateway:
         finally:
             self.running.discard(visit)
             finished = visit.finished(self.parts.clock())
-            self.observer.record(finished)
+            self.parts.observer.record(finished)
             self.parts.journal.line(log_line(finished))
 
     # -- the way ---------------------------------------------------------------------------
 
     async def _serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+        setup = self.setup
         surface = visit.surface = surface_of(scope)
         if self.refusing:
             raise Refused(Outcome.DRAINING, "The gateway is draining.")
-        principal = visit.principal = authenticate(scope["headers"], self.keyring)
+        principal = visit.principal = authenticate(scope["headers"], setup.keyring)
         if principal.surfaces is not None and surface not in principal.surfaces:
             raise Refused(Outcome.FORBIDDEN, f"This key may not use {scope['path']}.")
         if surface is Surface.MODELS:
             visit.outcome = Outcome.COMPLETED
-            await self._send(visit, self._models(principal), send)
+            await self._send(visit, models_answer(setup.settings.document.model, principal), send)
             return
         held = self.parts.intake.enter(principal.key_id)
         try:
             # The parsed body is not kept while the request waits and runs: only what goes out is.
-            request = await self._classify(
+            request = await understand(
+                setup,
                 visit,
-                principal,
-                surface,
-                await self._body(visit, held, scope, receive),
+                await self._body(setup, visit, held, scope, receive),
                 scope["headers"],
+                self.parts.observer,
             )
-            await self._admit_and_relay(visit, request, send)
+            relayed = await self._attempts.serve(setup, visit, request, send)
+            await self._end(visit, relayed, send)
         finally:
             self.parts.intake.leave(held)
 
     async def _body(
-        self, visit: Visit, held: Held, scope: Scope, receive: Receive
+        self, setup: Setup, visit: Visit, held: Held, scope: Scope, receive: Receive
     ) -> dict[str, Any]:
         """The body, whole and in bounds, without what callers may not say."""
-        server = self.parts.settings.document.server
+        server = setup.settings.document.server
         check_content_type(scope["headers"])
         check_declared_length(scope["headers"], server.max_body_bytes)
         raw = await read_body(
@@ -164,101 +112,7 @@ class Gateway:
             lambda more_bytes: self.parts.intake.received(held, more_bytes),
         )
         visit.body_bytes = len(raw)
-        return await self.parts.counting.pool.work(len(raw), lambda: sanitize.clean_body(raw))
-
-    async def _classify(
-        self,
-        visit: Visit,
-        principal: Principal,
-        surface: Surface,
-        body: dict[str, Any],
-        headers: list[tuple[bytes, bytes]],
-    ) -> _Request:
-        """Find the model, count the prompt exactly, name the flow."""
-        parts = self.parts
-        model = parts.table.model(requested_model(body))
-        if principal.models is not None and model.public not in principal.models:
-            raise Refused(Outcome.FORBIDDEN, f"This key may not use {model.public}.", param="model")
-        visit.model = model.public
-        asked = await parts.counting.classify(visit, principal, surface, body)
-        size, visit.stream = visit.size_class or "", asked.stream
-        self.observer.offered(size, principal.service_class)
-        visit.offered = True
-        route = parts.table.route(model.public, size)
-        visit.arm = parts.table.arm(route, principal.key_id)
-        visit.pool = route.pool(visit.arm)
-        flow = FlowKey(model.public, size, principal.service_class, visit.arm)
-        priority = self._specs[flow.group].engine_priority
-        stamped = sanitize.stamp(body, priority, model.engine_model)
-        offer = Offer(
-            flow,
-            principal.key_id,
-            visit.prompt_tokens or 0,
-            visit.arrived_s,
-            slots=asked.slots,
-            max_tokens=asked.max_tokens,
-            body_bytes=len(stamped),
-            streamed=asked.stream,
-            affinity=affinity(asked, principal),
-            max_wait_s=max_wait_s(headers),
-            principal_cap=principal.max_in_flight,
-        )
-        passed = sanitize.upstream_headers(headers, visit.upstream_id, priority)
-        return _Request(surface, offer, route.mode, passed, stamped)
-
-    async def _admit_and_relay(self, visit: Visit, request: _Request, send: Send) -> None:
-        """Wait for an engine and relay; once more on another if nothing was sent to the first."""
-        budget = self.parts.settings.document.upstream.retry_budget
-        self._retries_left = min(RETRY_BURST, self._retries_left + budget)
-        while True:
-            held = await self.parts.turnstile.enter(request.offer, request.mode, visit.ending)
-            visit.engine = held.engine
-            visit.queue_s = self.parts.clock() - visit.arrived_s
-            output_tokens = None
-            try:
-                relayed = await self._relay(visit, request, held, send)
-                if relayed.outcome is Outcome.COMPLETED:
-                    output_tokens = relayed.completion_tokens
-            finally:
-                self.parts.turnstile.give_back(held, output_tokens)
-            if not self._may_retry(relayed, visit):
-                await self._end(visit, relayed, send)
-                return
-            visit.retries += 1
-            self._retries_left -= 1
-
-    async def _relay(self, visit: Visit, request: _Request, held: Pass, send: Send) -> Relayed:
-        turnstile = self.parts.turnstile
-        visit.marks.on_first_event = lambda: turnstile.first_event(held)
-        visit.marks.on_progress = lambda events: turnstile.grow(held, events)
-        call = UpstreamCall(
-            TARGETS[request.surface],
-            request.headers,
-            request.body,
-            visit.stream,
-            request.surface,
-            visit.headers(),
-        )
-        visit.committed = True  # until the relay says otherwise: no second head, whatever breaks
-        client = self.parts.clients[held.engine]
-        timeouts = self._streamed if visit.stream else self._whole
-        relayed = await relay(client, call, send, visit.ending, visit.marks, timeouts)
-        visit.committed = relayed.committed
-        if relayed.detail == "connect_failed":
-            self.parts.prober.refused(held.engine, "a request could not connect")
-        elif relayed.detail == "connect_timeout":
-            self.parts.prober.silent(held.engine, "a request could not connect in time")
-        return relayed
-
-    def _may_retry(self, relayed: Relayed, visit: Visit) -> bool:
-        """Only where nothing was sent anywhere, once, and within the recent retry budget."""
-        return (
-            relayed.detail in {"connect_failed", "connect_timeout"}
-            and not visit.ending.is_set()
-            and visit.retries == 0
-            and self._retries_left >= 1
-            and self.parts.settings.document.upstream.retry_budget > 0
-        )
+        return await setup.counting.pool.work(len(raw), lambda: sanitize.clean_body(raw))
 
     async def _end(self, visit: Visit, relayed: Relayed, send: Send) -> None:
         """Note how the relay ended; answer where the caller has no head yet."""
@@ -269,7 +123,7 @@ class Gateway:
         if relayed.committed or relayed.outcome is Outcome.CLIENT_CANCELLED:
             return
         if relayed.outcome is Outcome.ENGINE_ERROR:
-            passed_on = _json(relayed.status or 500, relayed.outcome, relayed.body or b"")
+            passed_on = json_answer(relayed.status or 500, relayed.outcome, relayed.body or b"")
             await self._send(visit, passed_on, send)
             return
         raise Refused(relayed.outcome, _UPSTREAM[relayed.outcome], relayed.retry_after_s)
@@ -296,9 +150,9 @@ class Gateway:
         if CONTRACT[refused.outcome].advice is Advice.NONE:
             return None
         if refused.outcome is Outcome.NO_ENGINE:
-            return self.parts.settings.document.probe.interval_s
+            return self.setup.settings.document.probe.interval_s
         service = visit.principal.service_class if visit.principal else ""
-        memory = self.parts.advice.get((visit.model or "", visit.size_class or "", service))
+        memory = self.setup.advice.get((visit.model or "", visit.size_class or "", service))
         if memory is None:
             return refused.retry_after_s
         return memory.refused(self.parts.clock(), refused.retry_after_s or 0.0)
@@ -309,17 +163,6 @@ class Gateway:
         headers = [*reply.headers, *visit.headers()]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": False})
-
-    def _models(self, principal: Principal) -> Answer:
-        """The public names this principal may use."""
-        document = self.parts.settings.document
-        rows = [
-            {"id": n, "object": "model", "owned_by": "sluicegate", "max_model_len": m.max_model_len}
-            for name, m in document.model.items()
-            if principal.models is None or name in principal.models
-            for n in (name, *m.aliases)
-        ]
-        return _json(200, Outcome.COMPLETED, orjson.dumps({"object": "list", "data": rows}))
 
     # -- state -----------------------------------------------------------------------------
 
@@ -343,29 +186,6 @@ class Gateway:
             "internal_error", request_id=visit.request_id, error=name, trace=where
         )
 
-    def unready_reason(self) -> str | None:
-        """Why no load balancer should send here; None if it should."""
-        if self.draining:
-            return "draining"
-        return None if any(h.up for h in self.parts.prober.health.values()) else "no healthy engine"
-
-    def status(self) -> dict[str, Any]:
-        """The state of the gateway, for operators."""
-        core, now = self.parts.turnstile.core, self.parts.clock()
-        return {
-            "draining": self.draining,
-            "running": len(self.running),
-            "config_digest": self.parts.settings.digest(),
-            "route_revision": self.parts.table.revision,
-            "routes": [asdict(route) for route in self.parts.table.routes.values()],
-            "flows": [asdict(view) for view in core.flow_views(now)],
-            "engines": [asdict(view) for view in core.engine_views()],
-            "health": [
-                {**asdict(h), "since_s": round(now - h.since_s, 3) if h.since_s else None}
-                for h in self.parts.prober.health.values()
-            ],
-        }
-
     def end_all(self) -> int:
         """A drain reached its deadline: end what still runs; returns how many that were."""
         visits = list(self.running)
@@ -380,12 +200,3 @@ _UPSTREAM = {
     Outcome.UPSTREAM_TIMEOUT: "The engine did not answer in time.",
     Outcome.DRAINING: "The gateway is draining.",
 }
-
-
-def _json(status: int, outcome: Outcome, body: bytes) -> Answer:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-sluicegate-outcome", outcome.encode()),
-    ]
-    return Answer(status, headers, body)

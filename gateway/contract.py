@@ -26,6 +26,7 @@ __all__ = [
     "Row",
     "answer",
     "error_event",
+    "json_answer",
 ]
 
 MIN_RETRY_AFTER_S = 1
@@ -79,6 +80,8 @@ CONTRACT: Mapping[Outcome, Row] = MappingProxyType(
     {
         Outcome.COMPLETED: Row(None, "", None, logged_status=200),
         Outcome.UNAUTHENTICATED: Row(401, "authentication_error", False),
+        # A token that can't be checked now, because its issuer's keys can't be had.
+        Outcome.IDENTITY_UNAVAILABLE: Row(503, _OVERLOADED, True, Advice.SHORT),
         Outcome.FORBIDDEN: Row(403, "permission_error", False),
         Outcome.NOT_FOUND: Row(404, "not_found_error", False),
         Outcome.BAD_REQUEST: Row(400, _CALLER, False, other_statuses=(405, 415)),
@@ -144,6 +147,16 @@ def answer(
         raise MisuseError(f"{outcome} has no answer with status {sent}")
     body = orjson.dumps(_FORMS[surface](outcome, message, param))
     return Answer(sent, _headers(outcome, row, len(body), retry_after_s), body)
+
+
+def json_answer(status: int, outcome: Outcome, body: bytes) -> Answer:
+    """An answer with a JSON body that is not made from the contract: a list, an engine's error."""
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-sluicegate-outcome", outcome.encode()),
+    ]
+    return Answer(status, headers, body)
 
 
 def _headers(

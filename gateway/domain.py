@@ -26,6 +26,7 @@ class Outcome(StrEnum):
 
     COMPLETED = "completed"
     UNAUTHENTICATED = "unauthenticated"
+    IDENTITY_UNAVAILABLE = "identity_unavailable"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     BAD_REQUEST = "bad_request"
@@ -59,6 +60,17 @@ class Surface(StrEnum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    SCORE = "score"
+    RERANK = "rerank"
+    CLASSIFY = "classify"
+    POOLING = "pooling"
+    TRANSCRIPTIONS = "transcriptions"
     MODELS = "models"
 
 

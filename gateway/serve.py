@@ -9,42 +9,26 @@ second signal skips the waiting.
 
 import asyncio
 import contextlib
-import itertools
 import os
-import random
-import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from dataclasses import replace
 
 import uvicorn
 import uvloop
 
 from gateway.admin import build_admin
-from gateway.admission import Admission
-from gateway.app import Gateway, Parts
+from gateway.app import Gateway
+from gateway.assembly import build
 from gateway.config import ConfigError, Settings, read_keyring
-from gateway.contract import RetryAfter
-from gateway.counters import load_counters
-from gateway.counting import CountingStage
-from gateway.domain import Outcome
 from gateway.edge import EdgeLimits, uvicorn_config
-from gateway.engines import EngineHealth, Prober
-from gateway.intake import Intake
 from gateway.journal import Journal
-from gateway.observe import EngineLoad, FlowLoad, Observer, Occupancy
-from gateway.schema import Server
-from gateway.template import ChatTemplate
-from gateway.tokenizer import CountingPool
-from gateway.turnstile import Turnstile
-from gateway.verdicts import Offer
-from gateway.wire import EngineClient
 
-__all__ = ["build", "run"]
+__all__ = ["run"]
 
 LAST_ANSWERS_S = 2.0
 ADMIN_LIMITS = EdgeLimits(header_bytes=16 << 10, max_connections=256)
@@ -58,143 +42,6 @@ def run(settings: Settings) -> int:
         return uvloop.run(_serve(settings, journal))
     finally:
         journal.close()
-
-
-def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> Gateway:
-    """The application from its settings. Call it on the loop it will run on."""
-    document = settings.document
-    table = settings.route_table(secrets.token_bytes(32))
-    core = Admission(
-        settings.flows,
-        table.topology(settings.engines),
-        clock(),
-        quantum=document.scheduling.quantum,
-        beta=document.scheduling.beta,
-    )
-    gateway: Gateway
-
-    def would_refuse(offer: Offer, outcome: Outcome) -> None:
-        observer.would_refuse(offer.key.size_class, offer.key.service_class, outcome)
-
-    def changed(before: EngineHealth, after: EngineHealth) -> None:
-        if before.up == after.up:
-            if not after.up:
-                journal.event("engine_down", engine=after.engine, reason=after.reason)
-            elif before.epoch:
-                journal.event("engine_restarted", engine=after.engine, epoch=after.epoch)
-            return
-        word = "engine_up" if after.up else "engine_down"
-        journal.event(word, engine=after.engine, reason=after.reason)
-        recovered = after.up and before.epoch > 0
-        turnstile.tell(
-            lambda core, now: core.set_engine(after.engine, now, up=after.up, ramp=recovered)
-        )
-
-    turnstile = Turnstile(core, clock, would_refuse)
-    prober = Prober(
-        settings.engines,
-        interval_s=document.probe.interval_s,
-        timeout_s=document.probe.timeout_s,
-        failures=document.probe.failures,
-        clock=clock,
-        on_change=changed,
-    )
-    observer = Observer(settings, lambda: _occupancy(gateway))
-    jitter = random.Random(secrets.randbits(64)).random  # spreads callers; nothing depends on it
-    gateway = Gateway(
-        Parts(
-            settings=settings,
-            table=table,
-            intake=_intake(document.server),
-            counting=_counting(settings, turnstile),
-            turnstile=turnstile,
-            clients={name: _client(settings, name) for name in settings.engines},
-            prober=prober,
-            observer=observer,
-            journal=journal,
-            advice={spec.group: RetryAfter(jitter) for spec in settings.flows},
-            clock=clock,
-            fresh_id=_fresh_ids(),
-        )
-    )
-    return gateway
-
-
-def _counting(settings: Settings, turnstile: Turnstile) -> CountingStage:
-    section = settings.document.counting
-    models = settings.document.model
-    templates = {}
-    for name, model in models.items():
-        source, special_tokens = settings.chat_template(name)
-        templates[name] = ChatTemplate(
-            source,
-            special_tokens,
-            lambda: datetime.now().astimezone(),
-            content_format=model.content_format,
-            allowed_kwargs=model.chat_template_kwargs,
-        )
-    return CountingStage(
-        settings,
-        CountingPool(
-            section.threads, section.inline_below_bytes, section.max_requests, section.max_bytes
-        ),
-        load_counters(settings),
-        templates,
-        turnstile,
-    )
-
-
-def _intake(server: Server) -> Intake:
-    return Intake(server.max_requests, server.max_held_bytes, server.principal_share)
-
-
-def _fresh_ids() -> Callable[[], str]:
-    """Request ids, unique over processes and requests without a system call for each."""
-    prefix, numbers = secrets.token_hex(8), itertools.count(1)
-    return lambda: f"{prefix}{next(numbers):016x}"
-
-
-def _client(settings: Settings, engine: str) -> EngineClient:
-    upstream = settings.document.upstream
-    return EngineClient(
-        engine, connect_timeout_s=upstream.connect_timeout_s, keepalive_s=upstream.keepalive_s
-    )
-
-
-def _occupancy(gateway: Gateway) -> Occupancy:
-    parts = gateway.parts
-    core, health = parts.turnstile.core, parts.prober.health
-    return Occupancy(
-        flows=[
-            FlowLoad(
-                view.key.size_class,
-                view.key.service_class,
-                view.depth,
-                view.tokens,
-                view.bytes,
-                view.oldest_age_s,
-                view.running,
-            )
-            for view in core.flow_views(parts.clock())
-        ],
-        engines=[
-            EngineLoad(
-                view.engine,
-                view.usable,
-                health[view.engine].epoch,
-                view.slots,
-                view.prefill_tokens,
-                view.kv_tokens,
-                view.slot_limit,
-                view.prefill_limit,
-                view.kv_limit,
-                view.prefilling,
-            )
-            for view in core.engine_views()
-        ],
-        route_revision=parts.table.revision,
-        draining=gateway.draining,
-    )
 
 
 # -- the process ---------------------------------------------------------------------------
@@ -241,7 +88,7 @@ async def _serve(settings: Settings, journal: Journal) -> int:
     document = settings.document
     server, admin = document.server, document.admin
     limits = EdgeLimits(server.header_bytes, server.header_timeout_s, server.max_connections)
-    refused = gateway.observer.refused_at_edge
+    refused = gateway.parts.observer.refused_at_edge
     callers = _Listener(uvicorn_config(gateway, server.host, server.port, limits, refused))
     operators = _Listener(
         uvicorn_config(build_admin(gateway, admin.tokens), admin.host, admin.port, ADMIN_LIMITS)
@@ -257,7 +104,7 @@ async def _serve(settings: Settings, journal: Journal) -> int:
             _reload_keys(gateway)
         cut = await _drain(gateway, signals, journal)
     gateway.parts.turnstile.close()
-    gateway.parts.counting.pool.close()
+    gateway.setup.counting.pool.close()
     for client in gateway.parts.clients.values():
         client.close()
     return 3 if cut else 0
@@ -265,7 +112,7 @@ async def _serve(settings: Settings, journal: Journal) -> int:
 
 def _reload_keys(gateway: Gateway) -> None:
     """Take the keys file as it is now, whole or not at all: keys are added and revoked so."""
-    journal, settings = gateway.parts.journal, gateway.parts.settings
+    journal, settings = gateway.parts.journal, gateway.setup.settings
     keys_path = settings.file(settings.document.auth.keys_file)
     try:
         keyring, _ = read_keyring(keys_path, settings.document, (settings.path, "auth.keys_file"))
@@ -275,13 +122,13 @@ def _reload_keys(gateway: Gateway) -> None:
     if not keyring.entries:
         journal.event("reload_refused", reason=f"{keys_path}: holds no key")
         return
-    gateway.keyring = keyring
+    gateway.setup = replace(gateway.setup, keyring=keyring)
     journal.event("keys_reloaded", keys=len(keyring.entries))
 
 
 async def _drain(gateway: Gateway, signals: asyncio.Queue[int], journal: Journal) -> int:
     """Turn unready, keep serving, refuse, wait, end the rest; returns how many were ended."""
-    server = gateway.parts.settings.document.server
+    server = gateway.setup.settings.document.server
     gateway.draining = True
     journal.event("draining", running=len(gateway.running))
     if await _waited(signals, server.shutdown_delay_s, lambda: False):

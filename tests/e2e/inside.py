@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from gateway.app import Gateway
+from gateway.assembly import build
 from gateway.config import load
 from gateway.edge import EdgeLimits, uvicorn_config
 from gateway.engines import after_success
 from gateway.journal import Journal
-from gateway.serve import _Listener, _listening, build
+from gateway.serve import _Listener, _listening
+from gateway.status import status
 from tests.e2e.configs import Served, write_config
 from tests.e2e.harness import Front
 
@@ -26,12 +28,15 @@ async def inside(
     *engines: str,
     change: Change = lambda gateway: gateway,
     limits: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> AsyncIterator[tuple[Gateway, Front, Callable[[], list[dict[str, Any]]]]]:
     """Serve a changed gateway; yields it, its outside, and a function that ends its log.
 
     Nobody probes: every engine is taken to be up until a request finds otherwise.
     """
-    path, keys = write_config(folder, {"simulated": Served(engines)}, limits=limits or {})
+    path, keys = write_config(
+        folder, {"simulated": Served(engines)}, limits=limits or {}, **(changes or {})
+    )
     log = io.BytesIO()
     journal = Journal(log)
     gateway = change(build(load(path), journal, time.monotonic))
@@ -54,17 +59,17 @@ async def inside(
     finally:
         lines()
         parts.turnstile.close()
-        parts.counting.pool.close()
+        gateway.setup.counting.pool.close()
         for client in parts.clients.values():
             client.close()
 
 
 def assert_at_zero(gateway: Gateway) -> None:
     """Nothing is held, waits or runs."""
-    status = gateway.status()
-    assert status["running"] == 0
+    state = status(gateway)
+    assert state["running"] == 0
     assert (gateway.parts.intake.requests, gateway.parts.intake.bytes) == (0, 0)
     assert gateway.parts.turnstile.waiting == 0
-    assert {(flow["depth"], flow["running"]) for flow in status["flows"]} == {(0, 0)}
-    for engine in status["engines"]:
+    assert {(flow["depth"], flow["running"]) for flow in state["flows"]} == {(0, 0)}
+    for engine in state["engines"]:
         assert (engine["slots"], engine["prefill_tokens"], engine["kv_tokens"]) == (0, 0, 0)

@@ -150,7 +150,7 @@ class OffByOne:
 
 
 def miscounting(gateway: Gateway) -> Gateway:
-    return Gateway(replace(gateway.parts, counting=OffByOne(gateway.parts.counting)))  # type: ignore[arg-type]
+    return Gateway(gateway.parts, replace(gateway.setup, counting=OffByOne(gateway.setup.counting)))  # type: ignore[arg-type]
 
 
 async def test_a_count_that_is_off_by_one_is_noticed(fast: str, tmp_path: Path) -> None:

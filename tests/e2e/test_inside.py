@@ -52,8 +52,10 @@ async def test_a_fault_of_the_gateways_own_is_logged_and_not_shown(
     fast: str, tmp_path: Path, part: str, method: str
 ) -> None:
     def broken(gateway: Gateway) -> Gateway:
-        changed: dict[str, Any] = {part: Breaking(getattr(gateway.parts, part), method)}
-        return Gateway(replace(gateway.parts, **changed))
+        holder = gateway.parts if part == "turnstile" else gateway.setup
+        changed = replace(holder, **{part: Breaking(getattr(holder, part), method)})
+        whole: dict[str, Any] = {"parts": gateway.parts, "setup": gateway.setup}
+        return Gateway(**{**whole, "parts" if part == "turnstile" else "setup": changed})
 
     async with inside(tmp_path, fast, change=broken) as (gateway, outside, lines):
         answer = await outside.ask(chat(), X_Request_Id="unlucky")
