@@ -17,8 +17,9 @@ import pytest
 
 from tests.e2e.harness import ROOT, Front, caller, chat, eventually, ids
 
+PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus") is None,
+    PROMETHEUS is None,
     reason="Prometheus is not installed (Debian: apt install prometheus)",
 )
 
@@ -50,7 +51,7 @@ def prometheus(folder: Path, target: str) -> Iterator[str]:
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [
-                "prometheus",
+                str(PROMETHEUS),
                 f"--config.file={config}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",

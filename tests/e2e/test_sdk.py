@@ -150,7 +150,10 @@ async def test_a_stream_that_breaks_off_raises_in_the_middle(
 
 
 async def test_a_caller_who_gives_up_is_counted_as_gone(tight: Front) -> None:
-    async with all_slots_taken(tight), arriving(tight, "client_cancelled", 1):
-        async with client(tight, tight.keys["roomy"], timeout=0.5, max_retries=0) as ours:
-            with pytest.raises(openai.APITimeoutError):
-                await ours.chat.completions.create(model="simulated", **FEW)
+    async with (
+        all_slots_taken(tight),
+        arriving(tight, "client_cancelled", 1),
+        client(tight, tight.keys["roomy"], timeout=0.5, max_retries=0) as ours,
+    ):
+        with pytest.raises(openai.APITimeoutError):
+            await ours.chat.completions.create(model="simulated", **FEW)
