@@ -5,7 +5,7 @@ swept out as soon as they outnumber the living. Pure: no I/O, no clock.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 __all__ = ["Agenda"]
 
@@ -34,6 +34,12 @@ class Agenda:
             self._heap = [entry for entry in self._heap if self._lives(entry[1])]
             heapq.heapify(self._heap)
             self._living = len(self._heap)
+
+    def restart(self, entries: Iterable[tuple[float, int]]) -> None:
+        """Forget everything and take these (time, number) instead."""
+        self._heap = list(entries)
+        heapq.heapify(self._heap)
+        self._living = len(self._heap)
 
     def pop_due(self, now: float) -> int | None:
         """Take the soonest thing that is due by ``now`` and still lives; None if there is none."""

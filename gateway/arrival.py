@@ -10,7 +10,15 @@ from gateway.flows import Flow, Group, Ticket
 from gateway.principals import PrincipalRates
 from gateway.verdicts import Refusal
 
-__all__ = ["NO_ENGINE_GRACE_S", "caps_outcome", "refusal_on_arrival", "wait_s"]
+__all__ = [
+    "NO_ENGINE_GRACE_S",
+    "caps_outcome",
+    "could_ever_fit",
+    "late",
+    "refusal_on_arrival",
+    "refusal_on_return",
+    "wait_s",
+]
 
 NO_ENGINE_GRACE_S = 2.0
 COLD_RATE_SHARE = 0.25
@@ -27,17 +35,32 @@ def refusal_on_arrival(
         rates: every caller's rates.
         now: the moment.
     """
-    flow, group = ticket.flow, ticket.flow.group
-    enforced = flow.mode is not AdmissionMode.OFF
-    if enforced and flow.engines and not _could_ever_fit(ticket):
+    enforced = ticket.flow.mode is not AdmissionMode.OFF
+    if not ticket.flow.accepts:
+        return Refusal(ticket.id, Outcome.NOT_FOUND)
+    if enforced and ticket.flow.engines and not could_ever_fit(ticket):
         return Refusal(ticket.id, Outcome.PROMPT_TOO_LONG)
+    return _refusal_of_the_caller(ticket, principal_cap, rates, now) or (
+        _refusal_of_the_flow(ticket, now, enforced=enforced)
+    )
+
+
+def _refusal_of_the_caller(
+    ticket: Ticket, principal_cap: int | None, rates: PrincipalRates, now: float
+) -> Refusal | None:
+    flow, group = ticket.flow, ticket.flow.group
     if group.paused:
         return Refusal(ticket.id, Outcome.PAUSED)
     if _over_principal_cap(ticket, principal_cap):
         return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT)
-    rate_wait_s = rates.wait_s(group.spec, ticket.principal, ticket.prompt_tokens, now)
-    if enforced and rate_wait_s > 0:
-        return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT, rate_wait_s)
+    if flow.mode is AdmissionMode.OFF:
+        return None
+    wait = rates.wait_s(group.spec, ticket.principal, ticket.prompt_tokens, now)
+    return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT, wait) if wait > 0 else None
+
+
+def _refusal_of_the_flow(ticket: Ticket, now: float, *, enforced: bool) -> Refusal | None:
+    flow, group = ticket.flow, ticket.flow.group
     if _without_engine_s(flow, now) >= NO_ENGINE_GRACE_S:
         return Refusal(ticket.id, Outcome.NO_ENGINE)
     if not enforced:
@@ -47,6 +70,24 @@ def refusal_on_arrival(
         return Refusal(ticket.id, full, wait_s(flow, flow.queued_cost, now))
     too_old = now - ticket.arrived_s >= group.spec.max_age_s
     return Refusal(ticket.id, Outcome.QUEUE_EXPIRED) if too_old else None
+
+
+def refusal_on_return(ticket: Ticket, now: float) -> Refusal | None:
+    """Why what failed on an engine may not wait again: its time is up, or limits have shrunk."""
+    if ticket.flow.mode is AdmissionMode.OFF:
+        return None
+    if ticket.deadline_s <= now:
+        return late(ticket, now)
+    misfit = ticket.flow.engines and not could_ever_fit(ticket)
+    return Refusal(ticket.id, Outcome.PROMPT_TOO_LONG) if misfit else None
+
+
+def late(ticket: Ticket, now: float) -> Refusal:
+    """The refusal of a ticket whose time is up: the pool's fault if nothing there serves."""
+    flow = ticket.flow
+    served = any(e.usable for e in flow.engines)
+    outcome = Outcome.QUEUE_EXPIRED if served else Outcome.NO_ENGINE
+    return Refusal(ticket.id, outcome, wait_s(flow, flow.queued_cost, now))
 
 
 def caps_outcome(group: Group, tokens: int, body_bytes: int) -> Outcome | None:
@@ -75,16 +116,9 @@ def wait_s(flow: Flow, cost_ahead: float, now: float) -> float:
     return cost_ahead / max(rate, flow.share * configured * COLD_RATE_SHARE, 1.0)
 
 
-def _could_ever_fit(ticket: Ticket) -> bool:
+def could_ever_fit(ticket: Ticket) -> bool:
     """Whether some engine could take it if it had nothing else to do."""
-    for limits in ticket.flow.limits:
-        if (
-            ticket.slots <= limits.slots
-            and ticket.prompt_tokens <= limits.prefill_tokens
-            and ticket.kv_tokens <= limits.kv_tokens
-        ):
-            return True
-    return False
+    return any(map(ticket.within, ticket.flow.limits))
 
 
 def _over_principal_cap(ticket: Ticket, cap: int | None) -> bool:

@@ -14,11 +14,12 @@ Pure: no I/O, no clock.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import ceil
 
 from gateway.domain import EngineLimits, FlowSpec
 
-__all__ = ["broken_floors", "prefill_floor_tokens", "slots_floor"]
+__all__ = ["broken_floors", "least_limits", "prefill_floor_tokens", "slots_floor"]
 
 
 def slots_floor(reserved_slots: int, configured_slots: int) -> int:
@@ -28,12 +29,32 @@ def slots_floor(reserved_slots: int, configured_slots: int) -> int:
 
 def prefill_floor_tokens(flows: Iterable[FlowSpec], limits: EngineLimits) -> int:
     """The least U: the largest admitted prefills, what is reserved, two budgets of slack."""
-    specs = tuple(flows)
     caps = dict(limits.max_prefilling)
+    specs = _served(flows, limits)
     largest = max(specs, key=lambda flow: flow.largest_prompt_tokens)
     admitted = caps.get(largest.size_class, 1) * largest.largest_prompt_tokens
     reserved = sum(flow.reserved_prefill_tokens for flow in specs)
     return admitted + reserved + 2 * limits.token_budget
+
+
+def least_limits(flows: Iterable[FlowSpec], limits: EngineLimits) -> EngineLimits:
+    """The least N and U that the flows of an engine with these limits can do with."""
+    specs = _served(flows, limits)
+    if not specs:
+        return limits
+    slots = slots_floor(sum(f.reserved_slots for f in specs), limits.slots)
+    tokens = prefill_floor_tokens(specs, limits)
+    return replace(
+        limits,
+        slots=min(limits.slots, slots),
+        prefill_tokens=min(limits.prefill_tokens, tokens),
+    )
+
+
+def _served(flows: Iterable[FlowSpec], limits: EngineLimits) -> tuple[FlowSpec, ...]:
+    """The flows that may come here at all: a class whose cap is 0 may not."""
+    never = {size for size, cap in limits.max_prefilling if cap == 0}
+    return tuple(flow for flow in flows if flow.size_class not in never)
 
 
 def _kv_charge(flow: FlowSpec) -> int:
@@ -54,7 +75,7 @@ def broken_floors(flows: Iterable[FlowSpec], limits: EngineLimits) -> list[str]:
 
     An empty list means that each flow's largest request is admitted sooner or later.
     """
-    specs = tuple(flows)
+    specs = _served(flows, limits)
     if not specs:
         return []
     broken = [

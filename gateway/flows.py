@@ -6,25 +6,23 @@ share: the queue caps, the maximum age, the callers' own caps. Cost is
 """
 
 import math
-from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.domain import AdmissionMode, EngineLimits, FlowKey, FlowSpec, MisuseError
+from gateway.rates import RecentP95, ServiceRate
 from gateway.verdicts import FlowView
 
 if TYPE_CHECKING:
     from gateway.lease import Hold, Obstacle
     from gateway.ledger import EngineLedger
 
-__all__ = ["Flow", "Group", "ServiceRate", "Ticket"]
+__all__ = ["Flow", "Group", "Ticket"]
 
-RATE_MEMORY_S = 10.0
 STALL_SHARE_OF_AGE = 0.25
 STALL_LEAST_S = 2.0
-RECENT_VALUES = 200
-VALUES_FOR_P95 = 59
 TARGET_LEAST_SHARE = 0.25
 
 
@@ -33,7 +31,9 @@ class Ticket:
     """One request in the admission core, keyed by the core's own counter.
 
     ``kv_tokens`` is what it is charged of the KV cache: every prompt token and the output it is
-    expected to make.
+    expected to make. ``charged`` is what its last dispatch took from its flow's deficit, and
+    ``given_back`` what of that came back with it while it waits again. It keeps away from the
+    engines it ``avoids``; ``shunned`` are those of them that it need not go to now.
     """
 
     id: int
@@ -49,79 +49,21 @@ class Ticket:
     deadline_s: float
     cost: float
     kv_tokens: int = field(init=False)
+    charged: float = 0.0
+    given_back: float = 0.0
+    avoids: "tuple[EngineLedger, ...]" = ()
+    shunned: "tuple[EngineLedger, ...]" = ()
 
     def __post_init__(self) -> None:
         self.kv_tokens = self.prompt_tokens + self.output_charge_tokens
 
-
-class ServiceRate:
-    """Cost served per second while somebody waited, forgetting over about ten seconds.
-
-    Only time with a non-empty queue counts, so an idle gateway knows nothing rather than
-    something wrong; a gap as long as a stall makes it forget everything.
-    """
-
-    __slots__ = ("_cost", "_mark_s", "_seconds", "last_sample_s")
-
-    def __init__(self) -> None:
-        self._cost = 0.0
-        self._seconds = 0.0
-        self._mark_s: float | None = None
-        self.last_sample_s: float | None = None
-
-    def waiting(self, now: float) -> None:
-        """The queue became non-empty."""
-        if self._mark_s is None:
-            self._mark_s = now
-
-    def empty(self) -> None:
-        """The queue emptied, or nothing can serve it: time stops counting."""
-        self._mark_s = None
-
-    def served(self, cost: float, now: float, stall_s: float) -> None:
-        """``cost`` left a non-empty queue at ``now``."""
-        if self._mark_s is None:
-            return
-        elapsed_s = now - self._mark_s
-        self._mark_s = now
-        if elapsed_s > stall_s:
-            self._cost = self._seconds = 0.0
-            self.last_sample_s = None
-            return
-        keep = math.exp(-elapsed_s / RATE_MEMORY_S)
-        self._cost = self._cost * keep + cost
-        self._seconds = self._seconds * keep + elapsed_s
-        self.last_sample_s = now
-
-    def per_second(self, now: float, stale_s: float) -> float | None:
-        """The rate, or None while nothing recent enough is known."""
-        if self.last_sample_s is None or now - self.last_sample_s > stale_s:
-            return None
-        return self._cost / self._seconds if self._seconds > 0 else None
-
-
-class RecentP95:
-    """The p95, by nearest rank, of the last 200 values; None until there are enough for one."""
-
-    __slots__ = ("_ranked", "_recent")
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque()
-        self._ranked: list[float] = []
-
-    def add(self, value: float) -> None:
-        """Take one more value, and forget the oldest if there are too many."""
-        if len(self._recent) == RECENT_VALUES:
-            del self._ranked[bisect_left(self._ranked, self._recent.popleft())]
-        self._recent.append(value)
-        insort(self._ranked, value)
-
-    @property
-    def value(self) -> float | None:
-        """The p95 now."""
-        if len(self._ranked) < VALUES_FOR_P95:
-            return None
-        return self._ranked[math.ceil(0.95 * len(self._ranked)) - 1]
+    def within(self, limits: EngineLimits) -> bool:
+        """Whether an engine with these limits could take it if it had nothing else to do."""
+        return (
+            self.slots <= limits.slots
+            and self.prompt_tokens <= limits.prefill_tokens
+            and self.kv_tokens <= limits.kv_tokens
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -196,26 +138,27 @@ class Flow:
         group: the caps it shares with its other arm.
         weight: its share in the ring, in proportion to the others'.
 
-    ``routed`` is false for an arm that the route table no longer names: it drains on the pool of
-    the other arm, without reservations of its own. ``head`` is the oldest waiting ticket.
+    ``accepts`` is false once the configuration no longer names the flow: what waits drains on the
+    engines it had. ``routed`` is false then, and for an arm that the route table no longer names:
+    that drains on the pool of the other arm; neither has reservations of its own. ``running``
+    requests hold a lease; ``head`` is the first waiting ticket.
     """
 
     def __init__(self, key: FlowKey, group: Group, weight: float, beta: float) -> None:
-        spec = group.spec
         self.key = key
         self.group = group
         self.weight = weight
         self.share = 1.0
         self.size_class = key.size_class
-        self.reserved_slots = spec.reserved_slots
-        self.reserved_prefill_tokens = spec.reserved_prefill_tokens
-        self.largest_kv_tokens = spec.largest_prompt_tokens + spec.output_estimate_tokens
-        self.max_cost = spec.largest_prompt_tokens + beta * spec.output_estimate_tokens
+        self.promise(beta)
         self.mode = AdmissionMode.ENFORCE
         self.routed = True
+        self.accepts = True
+        self.running = 0
         self.queue: OrderedDict[int, Ticket] = OrderedDict()
         self.queued_cost = 0.0
         self.deficit = 0.0
+        self.given_back = 0.0
         self.rate = ServiceRate()
         self.engines: tuple[EngineLedger, ...] = ()
         self.limits: tuple[EngineLimits, ...] = ()
@@ -229,11 +172,20 @@ class Flow:
         self.stopped_by_cap = False
         self.may_hold = False
 
-    def use(self, engines: "tuple[EngineLedger, ...]") -> None:
-        """Let this flow be served by these engines from now on."""
-        self.engines = engines
-        self.limits = tuple({e.limits: None for e in engines})
-        self.slots = sum(e.limits.slots for e in engines)
+    def promise(self, beta: float) -> None:
+        """Take over what the group's specification says now."""
+        spec = self.group.spec
+        self.reserved_slots = spec.reserved_slots
+        self.reserved_prefill_tokens = spec.reserved_prefill_tokens
+        self.largest_kv_tokens = spec.largest_prompt_tokens + spec.output_estimate_tokens
+        self.max_cost = spec.largest_prompt_tokens + beta * spec.output_estimate_tokens
+
+    def use(self, pool: "Iterable[EngineLedger]") -> None:
+        """Let this flow be served by a pool from now on: by those that ever take its class."""
+        enforced = self.mode is not AdmissionMode.OFF
+        self.engines = tuple(e for e in pool if not enforced or e.takes(self.size_class))
+        self.limits = tuple({e.configured: None for e in self.engines})
+        self.slots = sum(e.configured.slots for e in self.engines)
 
     @property
     def stall_s(self) -> float:
@@ -251,9 +203,35 @@ class Flow:
         group.queued_bytes += ticket.body_bytes
         self.rate.waiting(now)
 
+    def charge(self, ticket: Ticket, least: float = -math.inf) -> None:
+        """Take the cost of a dispatch from the deficit, down to ``least``; a debt stays."""
+        before = self.deficit
+        self.deficit = max(before - ticket.cost, min(before, least))
+        ticket.charged = before - self.deficit
+        self.given_back -= ticket.given_back
+        ticket.given_back = 0.0
+
+    def restore(self, ticket: Ticket, now: float) -> None:
+        """Wait again, before all others, with what the dispatch was charged given back.
+
+        The caps are charged but not checked: there is no more to come back than what ran. What
+        was given back belongs to the ticket: it goes again if the ticket ends without a dispatch.
+        """
+        self.append(ticket, now)
+        self.queue.move_to_end(ticket.id, last=False)
+        self.head = ticket
+        self.surveyed = None
+        self.deficit += ticket.charged
+        self.given_back += ticket.charged
+        ticket.given_back, ticket.charged = ticket.charged, 0.0
+
     def remove(self, ticket: Ticket) -> None:
         """Give the caps back; an emptied queue loses a positive deficit and keeps a debt."""
         group = self.group
+        if ticket.given_back:
+            self.deficit -= ticket.given_back
+            self.given_back -= ticket.given_back
+            ticket.given_back = 0.0
         del self.queue[ticket.id]
         if ticket is self.head:
             self.head = next(iter(self.queue.values()), None)
@@ -266,8 +244,8 @@ class Flow:
             self.deficit = min(0.0, self.deficit)
             self.rate.empty()
 
-    def view(self, running: int, now: float) -> FlowView:
-        """This queue as a value; ``running`` of its requests hold a lease."""
+    def view(self, now: float) -> FlowView:
+        """This queue as a value."""
         waiting = self.queue.values()
         return FlowView(
             self.key,
@@ -276,7 +254,7 @@ class Flow:
             sum(t.body_bytes for t in waiting),
             self.oldest_age_s(now),
             self.group.spec.max_age_s,
-            running,
+            self.running,
         )
 
     def oldest_age_s(self, now: float) -> float:

@@ -3,20 +3,26 @@
 Pure: no I/O, no clock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from gateway.domain import FlowKey
-from gateway.flows import Flow
+from gateway.flows import Flow, Ticket
 
-__all__ = ["EngineView", "Hold", "Lease", "Obstacle"]
+__all__ = ["EngineView", "Hold", "Lease", "Obstacle", "Room"]
 
 
 class Obstacle(Enum):
-    """Why a head cannot go to an engine now: the first that applies, in this order."""
+    """Why a head cannot go to an engine now: the first that applies, in this order.
+
+    ``TOO_LARGE``: more than the limits of the moment allow on an empty engine (a ramp, a shrink).
+    """
 
     UNUSABLE = "unusable"
     CLASS_CAP = "class_cap"
+    TOO_LARGE = "too_large"
     SHARED = "shared"
     HELD = "held"
 
@@ -30,7 +36,7 @@ class Hold:
     """
 
     flow: Flow
-    ticket_id: int
+    ticket: Ticket
     since_s: float
     exceptional: bool
 
@@ -40,17 +46,13 @@ class Lease:
     """What one request holds of one engine, from dispatch to release."""
 
     id: int
-    ticket_id: int
+    ticket: Ticket
     flow: Flow
     engine: str
-    slots: int
-    prompt_tokens: int
-    kv_tokens: int
-    output_charge_tokens: int
-    streamed: bool
     dispatched_s: float
     prefill_ahead_tokens: int
-    principal: str
+    kv_tokens: int
+    output_charge_tokens: int
     prefill_until_s: float | None = None
     prefilling: bool = True
 
@@ -70,3 +72,11 @@ class EngineView:
     prefilling: tuple[tuple[str, int], ...]
     held_for: FlowKey | None
     prefill_tokens_per_s: float
+
+
+class Room(NamedTuple):
+    """What a look at an engine saw: whether no slot was left, the full classes, the limit N."""
+
+    spent: bool
+    full: Sequence[str]
+    slot_limit: int

@@ -10,32 +10,27 @@ on the engine; what of them is unused is kept free from the other flows.
 Pure: no I/O, no clock.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from gateway.domain import EngineLimits, MisuseError
 from gateway.floors import slots_floor
 from gateway.flows import Flow, Ticket
-from gateway.lease import EngineView, Hold, Lease, Obstacle
+from gateway.lease import EngineView, Hold, Lease, Obstacle, Room
+from gateway.rates import learnt_prefill_rate, unstreamed_prefill_s
 
-__all__ = ["EngineLedger", "Room"]
+__all__ = ["EngineLedger"]
 
-UNARY_PREFILL_FACTOR = 1.25
-UNARY_PREFILL_GRACE_S = 0.020
-RATE_MEMORY_TOKENS = 200_000.0
-RATE_MIN_SAMPLE_TOKENS = 256
 RAMP_S = 30.0
 
-
-class Room(NamedTuple):
-    """What a look at an engine saw: whether a slot was left for everybody, and the full classes."""
-
-    spent: bool
-    full: Sequence[str]
+# Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
+_UNUSABLE, _CLASS_CAP, _TOO_LARGE, _SHARED, _HELD = Obstacle
 
 
 class EngineLedger:
     """The account of one engine and the limits now in force.
+
+    ``configured`` are the limits it has by right; ``limits`` may be less for a while (``adapt``).
+    ``bound`` tells that slots or prefill tokens have stopped a head that would fit when empty.
 
     Args:
         name: the engine's name in the configuration.
@@ -45,6 +40,7 @@ class EngineLedger:
 
     def __init__(self, name: str, limits: EngineLimits, now: float) -> None:
         self.name = name
+        self.configured = limits
         self.limits = limits
         self.caps = dict(limits.max_prefilling)
         self.slot_limit = limits.slots
@@ -61,6 +57,9 @@ class EngineLedger:
         self.unary: dict[int, Lease] = {}
         self.hold: Hold | None = None
         self.last_exceptional_s = float("-inf")
+        self.last_exceptional: Ticket | None = None
+        self.bound = False
+        self.retired = False
         self.up = False
         self.usable = False
         self.draining = False
@@ -69,6 +68,7 @@ class EngineLedger:
         self.ramp_from_s: float | None = None
         self.version = 0
         self.full: list[str] = []
+        self.left = (0, 0)
         self._promised = (0, 0, 0)
         self._changed()
 
@@ -76,12 +76,12 @@ class EngineLedger:
 
     def obstacle(self, flow: Flow, ticket: Ticket) -> Obstacle | None:
         """Why ``ticket`` cannot start here in its flow's turn; None if it can."""
-        if not self.usable:
-            return Obstacle.UNUSABLE
+        if not self.usable or self in ticket.shunned:
+            return _UNUSABLE
         if flow.size_class in self.full:
-            return Obstacle.CLASS_CAP
+            return _CLASS_CAP
         hold = self.hold
-        if hold is not None and hold.flow is flow and hold.exceptional:
+        if hold is not None and hold.exceptional and hold.flow is flow:
             room = self._room_alone(ticket)
         elif flow in self.reserved:
             room = self._room(flow, ticket)
@@ -91,21 +91,34 @@ class EngineLedger:
                 and ticket.prompt_tokens <= self._prefill_room
                 and ticket.kv_tokens <= self._kv_room
             )
-        if not room:
-            return Obstacle.SHARED
-        return None if hold is None or hold.flow is flow else Obstacle.HELD
+        if room:
+            return None if hold is None or hold.flow is flow else _HELD
+        if ticket.slots > self.slot_limit or not ticket.within(self.limits):
+            return _TOO_LARGE
+        self.bound = self.bound or ticket.kv_tokens <= self._kv_room
+        return _SHARED
+
+    def could_fit(self, ticket: Ticket) -> bool:
+        """Whether the configured limits let it in when the engine has nothing else to do."""
+        return self.takes(ticket.flow.size_class) and ticket.within(self.configured)
+
+    def takes(self, size_class: str) -> bool:
+        """Whether requests of this class may ever come here; a cap of 0 means never."""
+        return self.caps.get(size_class) != 0
 
     def is_spent(self) -> bool:
-        """Whether no slot is left for anybody, reservations included: nothing can start here."""
-        if self._slot_room >= 1:
+        """Whether no slot is left for anybody who waits: nothing can start here."""
+        if self._slot_room >= 1 or (self.hold is not None and self.hold.exceptional):
             return False
-        used = self.slots_by_flow.get
-        return all(used(flow, 0) >= slots for flow, (slots, _) in self.reserved.items())
+        return not self.unused_slots or all(flow.head is None for flow in self.reserved)
 
     def room(self) -> Room:
         """What there is now, to be compared with what there is later."""
+        return Room(self._is_full_up(), self.full, self.slot_limit)
+
+    def _is_full_up(self) -> bool:
         exceptional = self.hold is not None and self.hold.exceptional
-        return Room(self.usable and self._slot_room < 1 and not exceptional, self.full)
+        return self._slot_room < 1 and self.usable and not exceptional
 
     def revise(self, flows: Iterable[Flow], seen: Room) -> list[Flow]:
         """Bring the obstacle here of each flow's head up to date; returns those that changed.
@@ -113,9 +126,12 @@ class EngineLedger:
         ``seen`` is the room at the last look. Where not a slot was left then and none is now, only
         flows with reservations, or of a class whose cap filled or freed, need another look.
         """
-        if self.room().spent and seen.spent:
-            turned = set(self.full).symmetric_difference(seen.full)
-            flows = [f for f in flows if f in self.reserved or f.size_class in turned]
+        if seen.spent and seen.slot_limit == self.slot_limit and self._is_full_up():
+            if self.full == seen.full:
+                flows = [f for f in self.reserved if f.head is not None]
+            else:
+                turned = set(self.full).symmetric_difference(seen.full)
+                flows = [f for f in flows if f in self.reserved or f.size_class in turned]
         changed = []
         for flow in flows:
             head = flow.surveyed
@@ -130,7 +146,9 @@ class EngineLedger:
     def fits_reservation(self, flow: Flow, ticket: Ticket) -> bool:
         """Whether ``ticket`` may pass the held head here, using only its flow's reservation."""
         hold = self.hold
-        if hold is None or hold.exceptional or hold.flow is flow or not self.usable:
+        if hold is None or hold.exceptional or hold.flow is flow:
+            return False
+        if not self.usable or self in ticket.shunned:
             return False
         slots, prefill = self.reserved.get(flow, (0, 0))
         return (
@@ -167,6 +185,7 @@ class EngineLedger:
         self._kv_room = limits.kv_tokens - self.kv_used
         found = self.prefilling.get
         self.full = [size for size, cap in self.caps.items() if found(size, 0) >= cap]
+        self.left = (self.prefill_used, self.slots_used)
         self.version += 1
 
     def is_exceptional(self, flow: Flow, ticket: Ticket) -> bool:
@@ -186,9 +205,14 @@ class EngineLedger:
     def hold_for(self, hold: Hold | None) -> None:
         """Keep this engine for a head, or for everybody again."""
         self.hold = hold
-        if hold is not None and hold.exceptional:
-            self.last_exceptional_s = hold.since_s
+        if hold is not None and hold.exceptional and self.last_exceptional is not hold.ticket:
+            self.last_exceptional, self.last_exceptional_s = hold.ticket, hold.since_s
         self.version += 1
+
+    def may_suspend(self, ticket: Ticket, now: float) -> bool:
+        """Whether the reservations may be suspended for it: one head at most per maximum age."""
+        rested_s = now - self.last_exceptional_s
+        return self.last_exceptional is ticket or rested_s >= ticket.flow.group.spec.max_age_s
 
     # -- leases ----------------------------------------------------------------------------
 
@@ -196,14 +220,12 @@ class EngineLedger:
         """Charge ``ticket`` to this engine. The caller has decided that it goes here."""
         flow = ticket.flow
         lease = Lease(
-            lease_id, ticket.id, flow, self.name, ticket.slots, ticket.prompt_tokens,
-            ticket.kv_tokens, ticket.output_charge_tokens, ticket.streamed, now,
-            self.prefill_used, ticket.principal,
+            lease_id, ticket, flow, self.name, now, self.prefill_used,
+            ticket.kv_tokens, ticket.output_charge_tokens,
         )  # fmt: skip
         if not ticket.streamed:
             ahead = self.prefill_used + ticket.prompt_tokens
-            estimate_s = UNARY_PREFILL_FACTOR * ahead / self.rate + UNARY_PREFILL_GRACE_S
-            lease.prefill_until_s = now + estimate_s
+            lease.prefill_until_s = now + unstreamed_prefill_s(ahead, self.rate)
             self.unary[lease_id] = lease
         self._charge_slots(flow, ticket.slots)
         self._charge_prefill(flow, ticket.prompt_tokens)
@@ -223,11 +245,12 @@ class EngineLedger:
             return
         lease.prefilling = False
         self.unary.pop(lease.id, None)
-        self._charge_prefill(lease.flow, -lease.prompt_tokens)
+        self._charge_prefill(lease.flow, -lease.ticket.prompt_tokens)
         self.prefilling[lease.flow.size_class] -= 1
         self._changed()
-        if now is not None and lease.streamed:
-            self._learn_rate(lease, now)
+        if now is not None and lease.ticket.streamed:
+            tokens = lease.prefill_ahead_tokens + lease.ticket.prompt_tokens
+            self.rate = learnt_prefill_rate(self.rate, tokens, now - lease.dispatched_s)
             self._end_older_unary(lease)
 
     def grow(self, lease: Lease, output_tokens: int) -> None:
@@ -242,7 +265,7 @@ class EngineLedger:
     def release(self, lease: Lease) -> None:
         """Give everything back. The owner of the leases sees to it that this happens once."""
         self.prefill_done(lease)
-        self._charge_slots(lease.flow, -lease.slots)
+        self._charge_slots(lease.flow, -lease.ticket.slots)
         self.kv_used -= lease.kv_tokens
         self._changed()
         if min(self.slots_used, self.prefill_used, self.kv_used) < 0:
@@ -272,18 +295,10 @@ class EngineLedger:
         else:
             self.prefill_by_flow.pop(flow, None)
 
-    def _learn_rate(self, lease: Lease, now: float) -> None:
-        tokens = lease.prefill_ahead_tokens + lease.prompt_tokens
-        elapsed_s = now - lease.dispatched_s
-        if tokens >= RATE_MIN_SAMPLE_TOKENS and elapsed_s > 0:
-            weight = min(1.0, tokens / RATE_MEMORY_TOKENS)
-            self.rate = 1 / ((1 - weight) / self.rate + weight * elapsed_s / tokens)
-
     def _end_older_unary(self, streamed: Lease) -> None:
         """On a first-come engine, whatever was sent before a request that answers is prefilled."""
-        if not self.limits.fcfs:
-            return
-        for lease in [x for x in self.unary.values() if x.id < streamed.id]:
+        older = [x for x in self.unary.values() if x.id < streamed.id]
+        for lease in older if self.limits.fcfs else ():
             self.prefill_done(lease)
 
     # -- limits, reservations, health ------------------------------------------------------
@@ -295,26 +310,46 @@ class EngineLedger:
             for f in flows
             if f.reserved_slots or f.reserved_prefill_tokens
         }
-        self._promised = (
-            sum(r[0] for r in self.reserved.values()),
-            sum(r[1] for r in self.reserved.values()),
-            sum(r[0] * f.largest_kv_tokens for f, r in self.reserved.items()),
-        )
-        self.unused_slots = sum(
-            max(0, r[0] - self.slots_by_flow.get(f, 0)) for f, r in self.reserved.items()
-        )
-        self.unused_prefill = sum(
-            max(0, r[1] - self.prefill_by_flow.get(f, 0)) for f, r in self.reserved.items()
-        )
+        self._promised, self.unused_slots, self.unused_prefill = (0, 0, 0), 0, 0
+        for flow, (slots, tokens) in self.reserved.items():
+            all_slots, all_tokens, all_kv = self._promised
+            kv = slots * flow.largest_kv_tokens
+            self._promised = (all_slots + slots, all_tokens + tokens, all_kv + kv)
+            self.unused_slots += max(0, slots - self.slots_by_flow.get(flow, 0))
+            self.unused_prefill += max(0, tokens - self.prefill_by_flow.get(flow, 0))
         self.ramp(now)
         self._changed()
 
     def set_limits(self, limits: EngineLimits, now: float) -> None:
-        """Put other limits in force; what runs is never cancelled."""
-        self.limits = limits
+        """Configure other limits and put them in force; what runs is never cancelled."""
+        self.configured = limits
         self.caps = dict(limits.max_prefilling)
+        self.adapt(limits, now)
+
+    def adapt(self, limits: EngineLimits, now: float) -> None:
+        """Put N and U in force for a while, in the bounds of what is configured."""
+        self.limits = limits
         self.ramp(now)
         self._changed()
+
+    def restarted(self, now: float) -> None:
+        """Another epoch: nothing learnt of the one before counts, and N ramps if it is up."""
+        self.rate = self.configured.prefill_tokens_per_s
+        self.ramp_from_s = now if self.up else None
+        self.adapt(self.configured, now)
+
+    def retire(self, now: float) -> None:
+        """Leave the configuration: take nothing new; what runs ends as it ends."""
+        self.retired = True
+        self.set_state(now)
+
+    def revive(self, limits: EngineLimits, now: float) -> None:
+        """Come back to the configuration before the last lease has ended: down, as if new."""
+        self.retired = False
+        self.set_state(now, up=False, draining=False, paused=False)
+        self.down_since_s = now
+        self.set_limits(limits, now)
+        self.restarted(now)
 
     def set_state(
         self, now: float, *, up: bool | None = None, draining: bool | None = None,
@@ -327,13 +362,13 @@ class EngineLedger:
             self.ramp_from_s = now if up and ramp else None
         self.draining = self.draining if draining is None else draining
         self.paused = self.paused if paused is None else paused
-        self.usable = self.up and not self.draining and not self.paused
+        self.usable = self.up and not (self.draining or self.paused or self.retired)
         self.ramp(now)
         self._changed()
 
     def slot_floor(self) -> int:
         """The least N that keeps every reservation usable: ΣR + max(2, N/4)."""
-        return min(self.limits.slots, slots_floor(self._promised[0], self.limits.slots))
+        return min(self.limits.slots, slots_floor(self._promised[0], self.configured.slots))
 
     def ramp(self, now: float) -> None:
         """Set N for this moment: from its floor to the full limit over 30 s after a recovery."""

@@ -31,10 +31,12 @@ __all__ = ["Choice", "Ring", "rings_of"]
 
 _MASK = (1 << 64) - 1
 
+# Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
+_SHARED, _CLASS_CAP, _HELD = Obstacle.SHARED, Obstacle.CLASS_CAP, Obstacle.HELD
+
 Choice = tuple[Ticket, EngineLedger]
 
-# What an engine has left to do: prompt tokens in prefill, then sequences.
-_least_left = attrgetter("prefill_used", "slots_used")
+_least_left = attrgetter("left")
 
 
 class Ring:
@@ -89,7 +91,7 @@ class Ring:
         for flow in tuple(self.holding):
             if flow.fits and flow.head is not None:
                 return self._go(flow, flow.head, now)
-            if flow.hold_engine and flow.obstacles.get(flow.hold_engine) is Obstacle.CLASS_CAP:
+            if flow.hold_engine and flow.obstacles.get(flow.hold_engine) is _CLASS_CAP:
                 self.end_hold(flow)
                 self._survey()
         return None
@@ -178,10 +180,10 @@ class Ring:
         self, flow: Flow, ticket: Ticket, now: float, beside_hold: EngineLedger | None = None
     ) -> Choice:
         engine = beside_hold or self._choose(flow, ticket)
-        flow.deficit -= ticket.cost
-        if beside_hold is not None:
-            floor = -(flow.weight * self.quantum + flow.max_cost)
-            flow.deficit = max(flow.deficit, floor)
+        if beside_hold is None:
+            flow.charge(ticket)
+        else:
+            flow.charge(ticket, -(flow.weight * self.quantum + flow.max_cost))
         flow.rate.served(ticket.cost, now, flow.stall_s)
         if flow.hold is not None:
             self.end_hold(flow)
@@ -213,21 +215,12 @@ class Ring:
         """Hold an engine for this flow's head, or refuse a head that may not; False if neither."""
         if flow.hold is not None or not flow.may_hold:
             return False
-        lacking = (e for e, o in flow.obstacles.items() if o is Obstacle.SHARED)
-        engines = [e for e in lacking if e.hold is None]
+        engines = [e for e, o in flow.obstacles.items() if o is _SHARED and e.hold is None]
         if not engines:
             return False
-        regular = [min(engines, key=_least_left)]
-        exceptional = regular[0].is_exceptional(flow, ticket)
-        if exceptional:
-            regular = [e for e in engines if not e.is_exceptional(flow, ticket)]
-            exceptional = not regular
-        if exceptional:
-            age_s = flow.group.spec.max_age_s
-            regular = [e for e in engines if now - e.last_exceptional_s >= age_s]
-        if regular:
-            engine = min(regular, key=_least_left)
-            flow.hold = Hold(flow, ticket.id, now, exceptional)
+        engine, exceptional = _to_hold(engines, flow, ticket, now)
+        if engine is not None:
+            flow.hold = Hold(flow, ticket, now, exceptional)
             flow.hold_engine = engine
             engine.hold_for(flow.hold)
             self.holding.append(flow)
@@ -240,6 +233,24 @@ class Ring:
             self.refused.append(ticket)
         self._survey()
         return True
+
+    def look_again(self) -> None:
+        """Limits, reservations or health changed: doubt what was found of heads and holds.
+
+        A hold whose head now fits only an engine without other load is no regular one any more,
+        and one whose engine cannot take it now keeps that engine for nobody.
+        """
+        for flow in self.flows:
+            head, engine, hold = flow.head, flow.hold_engine, flow.hold
+            if head is not None and head.avoids:
+                head.shunned = _shunned(flow, head)
+                flow.surveyed = None
+            if head is None or engine is None or hold is None:
+                continue
+            found = engine.obstacle(flow, head)
+            unfit = found in {Obstacle.UNUSABLE, Obstacle.TOO_LARGE}
+            if unfit or (not hold.exceptional and engine.is_exceptional(flow, head)):
+                self.end_hold(flow)
 
     def end_hold(self, flow: Flow) -> None:
         """The held head has gone, whatever the way: its engine is everybody's again."""
@@ -255,22 +266,24 @@ class Ring:
     def _survey(self) -> None:
         """Bring every waiting head's obstacles up to date: new heads, and engines that changed."""
         known = self._survey_heads(self.flows)
-        for engine in self.engines:
-            version, room = self._seen[engine]
-            if version != engine.version:
-                here = known if self._uniform else [f for f in known if engine in f.obstacles]
-                for flow in engine.revise(here, room):
-                    _conclude(flow)
-                self._seen[engine] = (engine.version, engine.room())
+        for engine in self._changed():
+            here = known if self._uniform else [f for f in known if engine in f.obstacles]
+            for flow in engine.revise(here, self._seen[engine][1]):
+                _conclude(flow)
+            self._seen[engine] = (engine.version, engine.room())
 
     def _survey_held(self) -> None:
         """As ``_survey`` for the held heads alone: mostly it is one of them that can go."""
-        for flow in self._survey_heads(self.holding):
-            head = flow.head
-            for engine in flow.engines:
-                if head is not None and self._seen[engine][0] != engine.version:
-                    flow.obstacles[engine] = engine.obstacle(flow, head)
-            _conclude(flow)
+        known = self._survey_heads(self.holding)
+        for engine in self._changed():
+            for flow in known:
+                if flow.surveyed is not None and engine in flow.obstacles:
+                    flow.obstacles[engine] = engine.obstacle(flow, flow.surveyed)
+                    _conclude(flow)
+
+    def _changed(self) -> list[EngineLedger]:
+        """The engines that something happened to since the last survey."""
+        return [e for e, (version, _) in self._seen.items() if version != e.version]
 
     def _survey_heads(self, flows: Iterable[Flow]) -> list[Flow]:
         """Look at new heads on all their engines; returns the waiting flows with a known one."""
@@ -283,6 +296,7 @@ class Ring:
                 known.append(flow)
             else:
                 flow.surveyed = head
+                head.shunned = _shunned(flow, head) if head.avoids else ()
                 flow.obstacles = {e: e.obstacle(flow, head) for e in flow.engines}
                 _conclude(flow)
         return known
@@ -290,12 +304,32 @@ class Ring:
     def _choose(self, flow: Flow, ticket: Ticket) -> EngineLedger:
         """Among the engines that fit: the least prefill outstanding, then prefix affinity."""
         fits = [e for e, o in flow.obstacles.items() if o is None]
-        least = min(fits, key=lambda e: e.prefill_used)
-        if len(fits) == 1 or not ticket.affinity:
+        if len(fits) == 1:
+            return fits[0]
+        least = min(fits, key=_least_left)
+        if not ticket.affinity:
             return least
         bound = least.prefill_used + least.limits.token_budget
         near = (e for e in fits if e.prefill_used <= bound)
         return max(near, key=lambda e: _rendezvous(ticket.affinity, e.name))
+
+
+def _shunned(flow: Flow, ticket: Ticket) -> tuple[EngineLedger, ...]:
+    """The engines it keeps away from, if there is another that could take it, now or later."""
+    others = (e for e in flow.engines if e.usable and e not in ticket.avoids)
+    return ticket.avoids if any(e.could_fit(ticket) for e in others) else ()
+
+
+def _to_hold(
+    engines: Sequence[EngineLedger], flow: Flow, ticket: Ticket, now: float
+) -> tuple[EngineLedger | None, bool]:
+    """Which of the engines to hold, and whether the head is exceptional on all of them."""
+    least = min(engines, key=_least_left)
+    if not least.is_exceptional(flow, ticket):
+        return least, False
+    regular = [e for e in engines if not e.is_exceptional(flow, ticket)]
+    able = regular or [e for e in engines if e.may_suspend(ticket, now)]
+    return min(able, key=_least_left, default=None), not regular
 
 
 def _conclude(flow: Flow) -> None:
@@ -304,20 +338,11 @@ def _conclude(flow: Flow) -> None:
     It may hold an engine if what others consume is all that is missing where its own class cap
     and health do not stop it anyway.
     """
-    flow.fits = flow.stopped_by_cap = flow.may_hold = False
-    capped = shared = held = False
-    for obstacle in flow.obstacles.values():
-        if obstacle is None:
-            flow.fits = True
-            return
-        if obstacle is Obstacle.SHARED:
-            shared = True
-        elif obstacle is Obstacle.CLASS_CAP:
-            capped = True
-        elif obstacle is Obstacle.HELD:
-            held = True
-    flow.stopped_by_cap = capped and not shared
-    flow.may_hold = shared and not held
+    found = flow.obstacles.values()
+    flow.fits = None in found
+    shared = not flow.fits and _SHARED in found
+    flow.stopped_by_cap = not (flow.fits or shared) and _CLASS_CAP in found
+    flow.may_hold = shared and _HELD not in found
 
 
 def _rendezvous(affinity: int, engine: str) -> int:

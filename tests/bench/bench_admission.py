@@ -85,14 +85,14 @@ class Bench:
         self.timed("release", lambda: self.core.release(lease, self.now, 100))
 
     def cancel(self) -> None:
-        ticket = next(iter(self.core._tickets))
+        ticket = next(iter(self.core._traffic.tickets))
         self.timed("cancel", lambda: self.core.cancel(ticket, self.now))
 
     def tick(self) -> None:
         self.timed("tick", lambda: self.core.tick(self.now))
 
     def fill(self) -> None:
-        while len(self.core._tickets) < QUEUED:
+        while len(self.core._traffic.tickets) < QUEUED:
             self.offer()
 
 
@@ -113,7 +113,7 @@ def report(bench: Bench) -> None:
 def bytes_per_ticket() -> float:
     """What traced memory grows by for each of the queued requests."""
     bench = Bench(build())
-    while not bench.core._tickets:
+    while not bench.core._traffic.tickets:
         bench.offer()
     gc.collect()
     tracemalloc.start()
@@ -122,7 +122,7 @@ def bytes_per_ticket() -> float:
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    return grown / len(bench.core._tickets)
+    return grown / len(bench.core._traffic.tickets)
 
 
 def main(rounds: int) -> None:
@@ -141,7 +141,9 @@ def main(rounds: int) -> None:
             bench.cancel()
             bench.tick()
         bench.fill()
-    print(f"{len(bench.core._tickets)} queued in {len(bench.core.flows)} flows, {ENGINES} engines")
+    print(
+        f"{len(bench.core._traffic.tickets)} queued in {len(bench.core.flows)} flows, {ENGINES} engines"
+    )
     report(bench)
 
 

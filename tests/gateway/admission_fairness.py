@@ -11,6 +11,9 @@ over g only if g's head could have gone to the same engine in the same moment, a
 ends at a dispatch, by anybody, while g's head could go nowhere. Nobody is held back later to make
 such a loss good: capacity that g could not use is in nobody's share. All dispatches of g count
 against f's lead.
+
+What failed before its first byte and goes again was charged once, so it counts once: the second
+dispatch is in nobody's lead.
 """
 
 from collections.abc import Mapping
@@ -65,7 +68,7 @@ class Fairness:
     def dispatched(self, job: Job, engine: str, loads: Mapping[str, Load], start: Start) -> None:
         """Count one dispatch, seen before it is charged."""
         flow, hold = job.key, start.holds.get(engine)
-        amount = job.cost / self.account.weight(flow)
+        amount = 0.0 if job.returned else job.cost / self.account.weight(flow)
         single = len(self.account.ring_of[flow]) == 1
         usable = {} if single else {g: self._usable_by(g, loads, start) for _, g in self.leads}
         for (ahead, behind), lead in self.leads.items():

@@ -14,6 +14,7 @@ from tests.gateway.admission_machine import Entry
 from tests.gateway.admission_worlds import World
 
 Kept = Callable[[FlowKey], bool]
+OF_A_LEASE = {"prefill_done", "release", "grow", "requeue"}
 
 
 def verdicts_of(result: object) -> list[Verdict]:
@@ -27,17 +28,17 @@ class Replay:
     def __init__(self, world: World, journal: Sequence[Entry], kept: Kept) -> None:
         self.core = Admission(world.specs, world.topology, 0.0)
         self.kept = kept
-        self.key_of = {
-            result[0]: args[0].key
-            for name, args, _, result in journal
-            if name == "offer" and isinstance(result, tuple) and isinstance(args[0], Offer)
-        }
-        self.ticket_of = {
-            v.lease_id: v.ticket_id
-            for *_, result in journal
-            for v in verdicts_of(result)
-            if isinstance(v, Dispatched)
-        }
+        self.key_of: dict[int, FlowKey] = {}
+        self.ticket_of: dict[int, int] = {}
+        for _, args, _, result in journal:
+            if isinstance(result, tuple) and isinstance(result[0], int):
+                first = args[0]
+                self.key_of[result[0]] = (
+                    first.key if isinstance(first, Offer) else self.key_of[self.ticket_of[first]]  # type: ignore[index]
+                )
+            for verdict in verdicts_of(result):
+                if isinstance(verdict, Dispatched):
+                    self.ticket_of[verdict.lease_id] = verdict.ticket_id
         self.ours: dict[int, int] = {}
         self.theirs: dict[int, int] = {}
         self.leases: dict[int, int] = {}
@@ -50,16 +51,16 @@ class Replay:
             return self.kept(first.key)
         if name == "cancel" and isinstance(first, int):
             return first in self.key_of and self.kept(self.key_of[first])
-        if name in {"prefill_done", "release", "grow"} and isinstance(first, int):
+        if name in OF_A_LEASE and isinstance(first, int):
             return self.kept(self.key_of[self.ticket_of[first]])
-        if name in {"set_engine", "set_limits"}:
+        if name in {"set_engine", "set_limits", "adapt", "restarted", "gate_bound"}:
             return first in engines
         return True
 
     def perform(self, entry: Entry) -> None:
         name, args, kwargs, result = entry
         own = args
-        if name in {"prefill_done", "release", "grow"}:
+        if name in OF_A_LEASE:
             ticket = self.theirs.get(self.ticket_of[args[0]])  # type: ignore[index]
             if ticket not in self.leases:
                 return
@@ -72,7 +73,7 @@ class Replay:
             answer = getattr(self.core, name)(*own, **kwargs)
         except MisuseError:
             return
-        if name == "offer" and isinstance(result, tuple):
+        if name in {"offer", "requeue"} and isinstance(result, tuple):
             self.ours[answer[0]], self.theirs[result[0]] = result[0], answer[0]
         for verdict in verdicts_of(answer):
             self.hear(verdict)

@@ -3,15 +3,16 @@
 One set of rules serves hypothesis (which shrinks) and seeded long runs (which bring the volume).
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gateway.admission import Admission
-from gateway.domain import EngineLimits, MisuseError, Outcome
+from gateway.domain import EngineLimits, FlowKey, MisuseError, Outcome
 from gateway.verdicts import Dispatched, Offer, Queued, Refusal, RouteView
 from tests.gateway.admission_fairness import Fairness
 from tests.gateway.admission_invariants import Invariants
-from tests.gateway.admission_model import Account, Breach, Job, Load, Start, probed, require
+from tests.gateway.admission_model import Account, Breach, Job, Load, Probed, Start, require
 from tests.gateway.admission_worlds import World
 
 Entry = tuple[str, tuple[object, ...], dict[str, object], object]
@@ -21,8 +22,8 @@ class Machine:
     """A core, its second account, and the rules that exercise both."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.core = probed(world.specs, world.topology, 0.0)
+        self.world = self.current = world
+        self.core = Probed(world.specs, world.topology, 0.0)
         self.account = Account(world.specs, world.topology, 0.0)
         self.fair = Fairness(self.account)
         self.now = 0.0
@@ -68,6 +69,9 @@ class Machine:
 
     def offer(self, offer: Offer) -> None:
         account = self.account
+        if not account.accepts(offer.key):
+            self._offer_nowhere(offer)
+            return
         certain = not self._due()
         job = account.job(-1, offer)
         expected = account.refusal(job, self.now)
@@ -94,6 +98,126 @@ class Machine:
         self.arriving = job.id
         self._after([v for v in verdicts if v.ticket_id != job.id or not isinstance(v, Refusal)])
         self.arriving = -1
+
+    def _offer_nowhere(self, offer: Offer) -> None:
+        result = self._timed("offer", offer, self.now)
+        assert isinstance(result, tuple)
+        own = result[1][-1]
+        refused = isinstance(own, Refusal) and own.outcome is Outcome.NOT_FOUND
+        require("P1", refused, own, "for a flow that is gone:", offer)
+        self._after(result[1][:-1])
+
+    def requeue(self, lease_id: int, *, avoid: bool) -> None:
+        """It failed before its first byte: back to the front, as it came."""
+        if self._due():
+            self.tick()  # what is due falls first
+        account = self.account
+        job = account.running.pop(lease_id)
+        self.released.append(lease_id)
+        job.prefilling, job.until_s = True, math.inf
+        job.charge, job.kv = job.first
+        job.avoids |= {job.engine} if avoid else set()
+        late = job.deadline_s <= self.now or account.misfit(job)
+        job.returned = not late
+        result = self._timed("requeue", lease_id, self.now, avoid=avoid)
+        assert isinstance(result, tuple), result
+        before, (job.id, verdicts) = job.id, result
+        for engine in [e for e, i in account.exceptional_id.items() if i == before]:
+            account.exceptional_id[engine] = job.id
+        account.waiting[job.key].insert(0, job)
+        own = [v for v in verdicts if v.ticket_id == job.id]
+        require("P2", len(own) == 1, "one answer for what came back, not", own)
+        refused = isinstance(own[0], Refusal) and own[0].outcome is not Outcome.PREDICTED_WAIT
+        require("P2", refused == late, job, "came back, may wait:", not late, "but", own[0])
+        if isinstance(own[0], Queued):
+            require("P2", own[0].deadline_s == job.deadline_s, own[0], "but", job.deadline_s)
+            verdicts = [v for v in verdicts if v is not own[0]]
+        self.stats[f"back {'late' if late else type(own[0]).__name__}"] += 1
+        self._after(verdicts)
+
+    def reconfigure(self, world: World) -> None:
+        if self._due():
+            self.tick()  # what is due falls under the old configuration
+        self.current = world
+        self.account.now = self.now
+        self.fair.reset()
+        known = {
+            e: self.account.limits[e] for e in self.account.limits.keys() - self.account.retired
+        }
+        self.account.reconfigured(world.specs, world.topology)
+        for engine in world.topology.engines.keys() - known.keys():
+            self.recovering.pop(engine, None)
+        rates = {v.engine: v.prefill_tokens_per_s for v in self.core.engine_views()}
+        self._after(self._timed("reconfigure", world.specs, world.topology, self.now))
+        for view in self.core.engine_views():
+            if view.engine in known:
+                learnt = view.prefill_tokens_per_s == rates[view.engine]
+                require("P6", learnt, view.engine, "forgot its rate")
+
+    def reconfigure_wrongly(self, world: World) -> None:
+        """All or nothing: a configuration that does not hold together changes nothing."""
+        before = (self.core.engine_views(), self.core.flow_views(self.now), self.core.holds())
+        if self._due():
+            self.tick()
+        result = self._perform("reconfigure", world.specs, world.topology, self.now)
+        require("P6", isinstance(result, str), "a wrong configuration was taken")
+        after = (self.core.engine_views(), self.core.flow_views(self.now), self.core.holds())
+        require("P6", before == after or self.journal[-2][0] == "tick", "refused, but it changed")
+        self._check()
+
+    def restarted(self, engine: str) -> None:
+        account = self.account
+        if self._due():
+            self.tick()  # what is due falls under the old limits
+        if engine not in account.limits:
+            return  # it was gone, and the last lease ended
+        account.force[engine] = account.limits[engine]
+        self.recovering.pop(engine, None)
+        if account.up[engine]:
+            self.recovering[engine] = self.now
+        self.fair.reset()
+        self._after(self._timed("restarted", engine, self.now))
+        view = next(v for v in self.core.engine_views() if v.engine == engine)
+        configured = account.limits[engine].prefill_tokens_per_s
+        require("P6", view.prefill_tokens_per_s == configured, engine, "kept its learnt rate")
+        most = account.limits[engine].slots
+        reserved = sum(account.spec(k).reserved_slots for k in account.users[engine])
+        least = min(most, reserved + max(2, math.ceil(most / 4))) if account.up[engine] else most
+        require("P6", view.slot_limit == least, engine, "does not ramp:", view)
+
+    def adapt(self, engine: str, limits: EngineLimits) -> None:
+        if self._due():
+            self.tick()  # what is due falls under the old limits
+        if self.account.limits.get(engine) is None:
+            return
+        self.account.force[engine] = limits
+        self.fair.reset()
+        self._after(self._timed("adapt", engine, limits, self.now))
+
+    def gate_bound(self, engine: str) -> None:
+        stopped = self._stopped_at(engine)
+        result = self._perform("gate_bound", engine)
+        require(
+            "P6", result is True or not stopped, engine, "stops", stopped, "and does not say so"
+        )
+        self.stats[f"bound {result}"] += 1
+
+    def _stopped_at(self, engine: str) -> list[Job]:
+        """Heads that lack slots or prefill tokens here and nothing else."""
+        account, load = self.account, self.account.loads()[engine]
+        ticket_id, exceptional = self.core.holds().get(engine, (-1, False))
+        return [
+            job
+            for job in account.heads()
+            if engine in account.pool_of[job.key]
+            and account.usable(engine)
+            and engine not in account.shunned(job)
+            and not account.capped(job.key, engine, load)
+            and not account.too_large(job, engine)
+            and load.k + job.kv <= account.limits[engine].kv_tokens
+            and not account.room(job, engine, load)
+            and not (exceptional and ticket_id == job.id)
+        ]
 
     def prefill_done(self, lease_id: int) -> None:
         due = self._due()
@@ -150,7 +274,10 @@ class Machine:
         self._after(self._timed("set_engine", engine, self.now, ramp=ramp, **change))
 
     def set_limits(self, engine: str, limits: EngineLimits) -> None:
-        self.account.limits[engine] = limits
+        if self._due():
+            self.tick()  # what is due falls under the old limits
+        self.account.limits[engine] = self.account.force[engine] = limits
+        self.account.learnt_routes(self.account.routes)
         self.fair.reset()
         self._after(self._timed("set_limits", engine, limits, self.now))
 
@@ -166,6 +293,10 @@ class Machine:
         self._perform("pause", group, paused=paused)
 
     def begin_counting(self, groups: Sequence[tuple[str, str, str]], body: int) -> None:
+        if not all(self.account.accepts(FlowKey(*g)) for g in groups):
+            result = self._perform("begin_counting", groups, body, self.now)
+            require("P1", result == (Outcome.NOT_FOUND, 0.0), "counting for", groups, ":", result)
+            return
         room = [g for g in groups if self.account.would_pass_caps(g, 0, body) is None]
         full = self.account.would_pass_caps(groups[-1], 0, body)
         result = self._perform("begin_counting", groups, body, self.now)
@@ -201,10 +332,11 @@ class Machine:
 
     def _limits_in_force(self) -> None:
         for name, engine in self.core.engines.items():
-            configured, reserved = self.account.limits[name].slots, 0
+            configured, reserved = self.account.force[name].slots, 0
             for key in self.account.users[name]:
                 reserved += self.account.spec(key).reserved_slots
-            least = min(configured, reserved + max(2, configured // 4))
+            least = self.account.limits[name].slots // 4
+            least = min(configured, reserved + max(2, least))
             since = self.recovering.get(name)
             full = since is None or (self.now >= since + 30.0 and self.journal[-1][0] == "tick")
             least = configured if full else least
@@ -222,11 +354,12 @@ class Machine:
         in_time = job.deadline_s > self.now or job.id == self.arriving
         require("P2", in_time, job, "went after its deadline at", self.now)
         age_s = self.now - job.offer.arrived_s
-        require("P2", age_s < account.spec(job.key).max_age_s, job, "went at", age_s, "s")
+        require("P2", age_s < job.max_age_s, job, "went at", age_s, "s")
         require("P5", account.waiting[job.key][0] is job, job, "jumped its own queue")
         load = loads[engine]
         require("isolation", engine in account.pool_of[job.key], job, "to foreign", engine)
         require("P6", account.usable(engine), job, "went to unusable", engine)
+        require("P6", engine not in account.shunned(job), job, "went to avoided", engine)
         require("P6", not account.capped(job.key, engine, load), job, "passed its class cap")
         if not account.room(job, engine, load):
             may = account.exceptional_id.get(engine) == job.id or account.exceptional(job, engine)
@@ -241,6 +374,7 @@ class Machine:
         # What was due falls before the effect of the call, which ``load`` has already.
         ahead = load.u.total() if self.certain else start.prefilling_tokens
         account.dispatched(job, verdict, ahead, start.rate)
+        job.returned = False
 
     def _passed(self, job: Job, engine: str, load: Load, *, exceptional: bool) -> None:
         """P4: another head holds this engine."""
@@ -258,7 +392,9 @@ class Machine:
         if job is None:
             raise Breach("P6", f"{verdict} does not wait")
         pool = account.pool_of[job.key]
-        if verdict.outcome is Outcome.PREDICTED_WAIT:
+        if verdict.outcome is Outcome.PROMPT_TOO_LONG:
+            require("P4", account.misfit(job), job, "fits an engine, but", verdict)
+        elif verdict.outcome is Outcome.PREDICTED_WAIT:
             sizes = any(account.exceptional(job, e) for e in pool)
             require("P4", sizes and account.waiting[job.key][0] is job, verdict, "for", job)
         else:
@@ -269,6 +405,7 @@ class Machine:
         account.waiting[job.key].remove(job)
 
     def _check(self) -> None:
+        self.account.settled()
         loads, holds = self.account.loads(), self.core.holds()
         self.invariants.check(self.now, loads, holds)
         self._count(loads, holds)
@@ -301,7 +438,7 @@ class Machine:
             self.end_counting(0)
         self.tick()
         core = self.core
-        rest: list[object] = [core._tickets, core._leases]
+        rest: list[object] = [core._traffic.tickets, core._traffic.leases]
         rest += [g.in_flight for g in core.groups.values()]
         rest += [(e.slots_by_flow, e.prefill_by_flow, e.unary) for e in core.engines.values()]
         empty = not any(any(x) if isinstance(x, tuple) else x for x in rest)

@@ -48,25 +48,23 @@ class Start:
 class Probed(Admission):
     """The core, noting which engines were held at each dispatch."""
 
-    starts: list[Start]
+    def __init__(self, specs: Iterable[FlowSpec], topology: Topology, now: float) -> None:
+        super().__init__(tuple(specs), topology, now)
+        self.starts: list[Start] = []
+        start = self._traffic.start
 
-    def _start(self, ticket: Ticket, engine: EngineLedger, now: float) -> Dispatched:
-        self.starts.append(Start(ticket.id, self.holds(), engine.rate, engine.prefill_used))
-        return super()._start(ticket, engine, now)
+        def noting(ticket: Ticket, engine: EngineLedger, now: float) -> Dispatched:
+            self.starts.append(Start(ticket.id, self.holds(), engine.rate, engine.prefill_used))
+            return start(ticket, engine, now)
+
+        self._traffic.start = noting  # type: ignore[method-assign]
 
     def holds(self) -> dict[str, tuple[int, bool]]:
         return {
-            e.name: (e.hold.ticket_id, e.hold.exceptional)
+            e.name: (e.hold.ticket.id, e.hold.exceptional)
             for e in self.engines.values()
             if e.hold is not None
         }
-
-
-def probed(specs: Iterable[FlowSpec], topology: Topology, now: float) -> Probed:
-    core = Probed.__new__(Probed)
-    core.starts = []
-    core.__init__(tuple(specs), topology, now)  # type: ignore[misc]
-    return core
 
 
 @dataclass(slots=True, eq=False)
@@ -78,14 +76,20 @@ class Job:
     charge: int
     deadline_s: float
     cost: float
+    max_age_s: float
     engine: str = ""
     prefilling: bool = True
     until_s: float = math.inf
     kv: int = 0
     key: FlowKey = field(init=False)
+    first: tuple[int, int] = field(init=False)
+    avoids: set[str] = field(default_factory=set)
+    returned: bool = False
+    exempt: bool = False
 
     def __post_init__(self) -> None:
         self.key = self.offer.key
+        self.first = (self.charge, self.kv)
 
 
 @dataclass(slots=True)
@@ -102,14 +106,18 @@ class Account:
     """The second account."""
 
     def __init__(self, specs: Iterable[FlowSpec], topology: Topology, now: float) -> None:
-        self.specs = {s.group: s for s in specs}
-        self.limits: dict[str, EngineLimits] = dict(topology.engines)
-        self.slot_limit = {e: lim.slots for e, lim in self.limits.items()}
-        self.pools = topology.pools
-        self.up = dict.fromkeys(self.limits, False)
-        self.draining = dict.fromkeys(self.limits, False)
-        self.paused = dict.fromkeys(self.limits, False)
-        self.down_since_s = dict.fromkeys(self.limits, now)
+        self.specs: dict[Group, FlowSpec] = {}
+        self.limits: dict[str, EngineLimits] = {}
+        self.force: dict[str, EngineLimits] = {}
+        self.slot_limit: dict[str, int] = {}
+        self.up: dict[str, bool] = {}
+        self.draining: dict[str, bool] = {}
+        self.paused: dict[str, bool] = {}
+        self.down_since_s: dict[str, float] = {}
+        self.bound: set[str] = set()
+        self.retired: set[str] = set()
+        self.pool_of: dict[FlowKey, tuple[str, ...]] = {}
+        self.weights: dict[FlowKey, float] = {}
         self.paused_groups: set[Group] = set()
         self.waiting: dict[FlowKey, list[Job]] = {}
         self.running: dict[int, Job] = {}
@@ -118,48 +126,107 @@ class Account:
         self.exceptional_s: dict[str, float] = {}
         self.exceptional_id: dict[str, int] = {}
         self.now = now
-        self.learnt_routes(topology.routes)
+        self.reconfigured(specs, topology)
 
     # -- configuration ---------------------------------------------------------------------
 
+    def reconfigured(self, specs: Iterable[FlowSpec], topology: Topology) -> None:
+        """Take everything over; what is gone stays until it is at rest."""
+        specs = tuple(specs)
+        self.specs |= {s.group: s for s in specs}
+        self.in_force = {s.group for s in specs}
+        self.pools = topology.pools
+        self.retired |= self.limits.keys() - topology.engines.keys()
+        for engine, limits in topology.engines.items():
+            if engine not in self.limits or engine in self.retired:
+                self.up[engine] = self.draining[engine] = self.paused[engine] = False
+                self.down_since_s[engine] = self.now
+                self.force[engine] = limits
+                self.slot_limit[engine] = limits.slots
+            if engine not in self.limits:
+                self.exceptional_id.pop(engine, None)
+                self.exceptional_s.pop(engine, None)
+            if self.limits.get(engine) != limits:
+                self.force[engine] = limits
+            self.limits[engine] = limits
+            self.retired.discard(engine)
+        self.learnt_routes(topology.routes)
+        for job in [j for q in self.waiting.values() for j in q]:
+            if self.accepts(job.key):
+                job.deadline_s = min(job.deadline_s, self.now + self.spec(job.key).max_age_s)
+            job.exempt = True
+
+    def accepts(self, key: FlowKey) -> bool:
+        group_stands = key.group in self.in_force
+        return group_stands and key in self.waiting and (key.model, key.size_class) in self.routes
+
+    def settled(self) -> None:
+        """Forget what is gone and at rest."""
+        running = [j.key for j in self.running.values()]
+        for key in [k for k, q in self.waiting.items() if not q and not self.accepts(k)]:
+            if key not in running:
+                del self.waiting[key], self.pool_of[key], self.ring_of[key]
+        busy = {j.engine for j in self.running.values()}
+        for engine in self.retired - busy:
+            self.retired.discard(engine)
+            del self.limits[engine], self.users[engine]
+        counted = {g for groups, *_ in self.counting for g in groups}
+        kept = self.in_force | counted | {k.group for k in self.waiting}
+        self.specs = {g: s for g, s in self.specs.items() if g in kept}
+        self.paused_groups &= kept
+        for group in self.outputs.keys() - kept:
+            del self.outputs[group]
+
     def learnt_routes(self, routes: Mapping[tuple[str, str], RouteView]) -> None:
         self.routes = dict(routes)
-        for spec in self.specs.values():
+        for spec in (s for g, s in self.specs.items() if g in self.in_force):
             route = self.routes.get((spec.model, spec.size_class))
             for arm in (Arm.STABLE, Arm.CANDIDATE):
                 key = FlowKey(spec.model, spec.size_class, spec.service_class, arm)
                 if route and (arm is Arm.STABLE or route.candidate):
                     self.waiting.setdefault(key, [])
-        self.spec_of = {
-            key: self.specs[(key.model, key.size_class, key.service_class)] for key in self.waiting
-        }
+        self.weights = {key: self._weight(key) for key in self.waiting}
         self.pool_of = {key: self._pool(key) for key in self.waiting}
         self.ring_of = {key: self._ring(key) for key in self.waiting}
         routed = [k for k in self.pool_of if self._routed(k)]
         self.users = {e: [k for k in routed if e in self.pool_of[k]] for e in self.limits}
 
     def _pool(self, key: FlowKey) -> tuple[str, ...]:
-        route = self.routes.get((key.model, key.size_class))
-        if route is None:
-            return ()
+        if not self.accepts(key):
+            return tuple(e for e in self.pool_of.get(key, ()) if self._takes(e, key))
+        route = self.routes[(key.model, key.size_class)]
         candidate = route.candidate if key.arm is Arm.CANDIDATE else None
-        return tuple(self.pools[candidate or route.stable])
+        return tuple(e for e in self.pools[candidate or route.stable] if self._takes(e, key))
+
+    def _takes(self, engine: str, key: FlowKey) -> bool:
+        if engine not in self.limits or engine in self.retired:
+            return False
+        return (key.size_class, 0) not in self.limits[engine].max_prefilling
 
     def _routed(self, key: FlowKey) -> bool:
         """An arm that the table no longer names drains without a reservation."""
-        route = self.routes.get((key.model, key.size_class))
-        return route is not None and (key.arm is Arm.STABLE or route.candidate is not None)
+        if not self.accepts(key):
+            return False
+        route = self.routes[(key.model, key.size_class)]
+        return key.arm is Arm.STABLE or route.candidate is not None
 
     def spec(self, key: FlowKey) -> FlowSpec:
-        return self.spec_of[key]
+        return self.specs[key.group]
 
     def weight(self, key: FlowKey) -> float:
+        return self.weights[key]
+
+    def _weight(self, key: FlowKey) -> float:
+        """The weight a flow has by the table; one that is gone keeps what it had."""
+        if not self.accepts(key):
+            return self.weights[key]
         route = self.routes[(key.model, key.size_class)]
         split = route.candidate_weight if route.candidate else 0.0
         return self.spec(key).weight * max(split if key.arm is Arm.CANDIDATE else 1 - split, 0.01)
 
     def usable(self, engine: str) -> bool:
-        return self.up[engine] and not self.draining[engine] and not self.paused[engine]
+        stopped = self.draining[engine] or self.paused[engine] or engine in self.retired
+        return self.up[engine] and not stopped
 
     def _ring(self, key: FlowKey) -> set[str]:
         """Engines that flows reach from this one's, through whomever they share them with."""
@@ -173,8 +240,12 @@ class Account:
     # -- what waits ------------------------------------------------------------------------
 
     def queued(self, group: Group) -> list[Job]:
-        spec = self.specs[group]
-        return [j for k, q in self.waiting.items() if self.spec_of[k] is spec for j in q]
+        model, size, service = group
+        queues = [
+            q for k, q in self.waiting.items()
+            if k.service_class == service and k.size_class == size and k.model == model
+        ]  # fmt: skip
+        return [j for q in queues for j in q]
 
     def heads(self) -> list[Job]:
         return [q[0] for q in self.waiting.values() if q]
@@ -197,12 +268,12 @@ class Account:
 
     def job(self, ticket_id: int, offer: Offer) -> Job:
         charge = self.output_charge(offer)
-        age_s = self.spec(offer.key).max_age_s
+        most_s = age_s = self.spec(offer.key).max_age_s
         if offer.max_wait_s is not None:
             age_s = max(0.0, min(age_s, offer.max_wait_s))
         cost = offer.prompt_tokens + 0.3 * charge
         kv = offer.prompt_tokens + charge
-        return Job(ticket_id, offer, charge, offer.arrived_s + age_s, cost, kv=kv)
+        return Job(ticket_id, offer, charge, offer.arrived_s + age_s, cost, most_s, kv=kv)
 
     def would_pass_caps(self, group: Group, tokens: int, body: int) -> Outcome | None:
         spec, queue = self.specs[group], self.queued(group)
@@ -219,10 +290,7 @@ class Account:
         """What must be answered on arrival, in the order of the contract; None: it may wait."""
         offer, spec = job.offer, self.spec(job.key)
         pool = [self.limits[e] for e in self.pool_of[job.key]]
-        if pool and not any(
-            offer.slots <= x.slots and offer.prompt_tokens <= x.prefill_tokens
-            and job.kv <= x.kv_tokens for x in pool
-        ):  # fmt: skip
+        if self.misfit(job):
             return Outcome.PROMPT_TOO_LONG
         if job.key.group in self.paused_groups:
             return Outcome.PAUSED
@@ -252,13 +320,37 @@ class Account:
                 load.seats[job.key.size_class] += 1
         return loads
 
+    def misfit(self, job: Job) -> bool:
+        """Whether there are engines for it, and none could ever take it."""
+        pool = self.pool_of[job.key]
+        return bool(pool) and not any(self.could_fit(job, self.limits[e]) for e in pool)
+
+    def could_fit(self, job: Job, limits: EngineLimits) -> bool:
+        return (
+            job.offer.slots <= limits.slots
+            and job.offer.prompt_tokens <= limits.prefill_tokens
+            and job.kv <= limits.kv_tokens
+        )
+
+    def shunned(self, job: Job) -> set[str]:
+        """The engines it failed on, while another could take it, now or later."""
+        if not job.avoids:
+            return job.avoids
+        others = [e for e in self.pool_of[job.key] if e not in job.avoids and self.usable(e)]
+        return job.avoids if any(self.could_fit(job, self.limits[e]) for e in others) else set()
+
+    def too_large(self, job: Job, engine: str) -> bool:
+        """Whether the limits of the moment would not let it in alone."""
+        fits = self.could_fit(job, self.force[engine])
+        return not fits or job.offer.slots > self.slot_limit[engine]
+
     def capped(self, key: FlowKey, engine: str, load: Load) -> bool:
         cap = dict(self.limits[engine].max_prefilling).get(key.size_class)
         return cap is not None and load.seats[key.size_class] >= cap
 
     def room(self, job: Job, engine: str, load: Load, *, alone: bool = False) -> bool:
         """Slots, prefill tokens and KV, beside what the others have reserved and not used."""
-        lim = self.limits[engine]
+        lim = self.force[engine]
         slots = sum(load.n.values()) + job.offer.slots
         tokens = sum(load.u.values()) + job.offer.prompt_tokens
         for key in self.users[engine] if not alone else ():
@@ -276,13 +368,14 @@ class Account:
         return (
             engine in self.pool_of[job.key]
             and self.usable(engine)
+            and engine not in self.shunned(job)
             and not self.capped(job.key, engine, load)
             and self.room(job, engine, load)
         )
 
     def exceptional(self, job: Job, engine: str) -> bool:
         """Whether the others' reservations, unused, leave no place for it on this engine."""
-        lim = self.limits[engine]
+        lim = self.force[engine]
         others = [self.spec(k) for k in self.users[engine] if k != job.key]
         kv = sum(
             s.reserved_slots * (s.largest_prompt_tokens + s.output_estimate_tokens) for s in others
@@ -295,8 +388,16 @@ class Account:
         )
 
     def eligible(self, key: FlowKey, loads: Mapping[str, Load]) -> bool:
-        """Stopped neither by health nor by its own class cap."""
-        return any(self.usable(e) and not self.capped(key, e, loads[e]) for e in self.pool_of[key])
+        """Stopped neither by health, nor by its own class cap, nor by the limits of the moment."""
+        head = self.waiting[key][0] if self.waiting[key] else None
+        shunned = self.shunned(head) if head else ()
+        return any(
+            self.usable(e)
+            and e not in shunned
+            and not self.capped(key, e, loads[e])
+            and not (head and self.too_large(head, e))
+            for e in self.pool_of[key]
+        )
 
     # -- what happens ----------------------------------------------------------------------
 

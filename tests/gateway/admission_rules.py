@@ -6,11 +6,21 @@ under hypothesis and under a seeded generator.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.domain import AdmissionMode, FlowKey
+from gateway.floors import least_limits
 from gateway.verdicts import Offer, RouteView
 from tests.gateway.admission_machine import Machine
-from tests.gateway.admission_worlds import LARGEST, Draw, World, make_world, pick, shrunk
+from tests.gateway.admission_worlds import (
+    LARGEST,
+    Draw,
+    World,
+    make_world,
+    other_world,
+    pick,
+    shrunk,
+)
 
 Rule = Callable[[Machine, Draw], None]
 
@@ -19,6 +29,10 @@ def offer(machine: Machine, draw: Draw) -> None:
     account = machine.account
     key = pick(draw, list(account.waiting))
     if not account.pool_of[key]:
+        return
+    if draw(60) == 0:
+        key = replace(key, service_class="unheard")
+        machine.offer(Offer(key, "caller-0", 64, machine.now))
         return
     largest = account.spec(key).largest_prompt_tokens
     tokens = largest // pick(draw, (1, 1, 2, 4)) - draw(3)
@@ -53,7 +67,9 @@ def _exceptional_slots(machine: Machine, key: FlowKey) -> int:
 def fill(machine: Machine, draw: Draw) -> None:
     """An offer to the shortest queue, so that many flows are backlogged at once."""
     account = machine.account
-    keys = [k for k in account.waiting if account.pool_of[k]]
+    keys = [k for k in account.waiting if account.pool_of[k] and account.accepts(k)]
+    if not keys:
+        return
     key = min(keys, key=lambda k: len(account.waiting[k]))
     largest = account.spec(key).largest_prompt_tokens
     tokens = largest // pick(draw, (1, 2, 8))
@@ -82,6 +98,62 @@ def release_untold(machine: Machine, draw: Draw) -> None:
 def release_again(machine: Machine, draw: Draw) -> None:
     if machine.released:
         machine.release_again(pick(draw, machine.released[-20:]))
+
+
+def requeue(machine: Machine, draw: Draw) -> None:
+    jobs = machine.account.running.items()
+    leases = [i for i, j in jobs if j.prefilling or not j.offer.streamed]
+    if leases:
+        machine.requeue(pick(draw, leases), avoid=draw(4) > 0)
+
+
+def outage(machine: Machine, draw: Draw) -> None:
+    """Everything that has had no first byte on one engine comes back at once."""
+    engine = pick(draw, sorted(machine.account.limits))
+    jobs = machine.account.running.items()
+    for lease in [i for i, j in jobs if j.engine == engine and j.prefilling]:
+        if lease in machine.account.running:
+            machine.requeue(lease, avoid=True)
+
+
+def reconfigure(machine: Machine, draw: Draw) -> None:
+    machine.reconfigure(other_world(machine.current, machine.world, draw))
+
+
+def reconfigure_wrongly(machine: Machine, draw: Draw) -> None:
+    topology, specs = machine.current.topology, machine.current.specs
+    wrong = pick(
+        draw,
+        (
+            World((*specs, specs[0]), topology),
+            World(specs, replace(topology, engines={})),
+            World(specs[:1], replace(topology, pools={"other": ()})),
+        ),
+    )
+    machine.reconfigure_wrongly(wrong)
+
+
+def restarted(machine: Machine, draw: Draw) -> None:
+    machine.restarted(pick(draw, sorted(machine.account.limits)))
+
+
+def adapt(machine: Machine, draw: Draw) -> None:
+    """Less than configured, above the floors, or all of it again."""
+    account = machine.account
+    engine = pick(draw, sorted(account.limits))
+    most = account.limits[engine]
+    both = [*machine.current.specs, *machine.current.specs]
+    least = least_limits(both, most)
+    limits = replace(
+        most,
+        slots=least.slots + draw(most.slots - least.slots + 1),
+        prefill_tokens=pick(draw, (most.prefill_tokens, least.prefill_tokens)),
+    )
+    machine.adapt(engine, limits if draw(2) else most)
+
+
+def gate_bound(machine: Machine, draw: Draw) -> None:
+    machine.gate_bound(pick(draw, sorted(machine.account.limits)))
 
 
 def grow(machine: Machine, draw: Draw) -> None:
@@ -117,7 +189,7 @@ def wake(machine: Machine, draw: Draw) -> None:
 def health(machine: Machine, draw: Draw) -> None:
     """One engine changes; whoever is off comes back more often than another goes."""
     account = machine.account
-    engine = pick(draw, sorted(account.limits))
+    engine = pick(draw, sorted(account.limits.keys() - account.retired))
     if not account.up[engine]:
         machine.set_engine(engine, up=True, ramp=bool(draw(2)))
     elif account.draining[engine] or account.paused[engine]:
@@ -128,9 +200,9 @@ def health(machine: Machine, draw: Draw) -> None:
 
 
 def limits(machine: Machine, draw: Draw) -> None:
-    engine = pick(draw, sorted(machine.account.limits))
+    engine = pick(draw, sorted(machine.account.limits.keys() - machine.account.retired))
     now = machine.account.limits[engine]
-    machine.set_limits(engine, shrunk(now, machine.world.specs, draw))
+    machine.set_limits(engine, shrunk(now, machine.current.specs, draw))
 
 
 def routes(machine: Machine, draw: Draw) -> None:
@@ -155,7 +227,8 @@ def routes(machine: Machine, draw: Draw) -> None:
 
 def pause(machine: Machine, draw: Draw) -> None:
     paused = machine.account.paused_groups
-    group = min(paused) if paused else pick(draw, machine.world.specs).group
+    paused = paused & machine.account.specs.keys()
+    group = min(paused) if paused else pick(draw, machine.current.specs).group
     machine.pause(group, paused=not paused)
 
 
@@ -174,7 +247,8 @@ def end_counting(machine: Machine, draw: Draw) -> None:
 ALL: dict[Rule, int] = {
     offer: 30, fill: 10, prefill_done: 22, release: 22, wait: 16, wake: 6, cancel: 3, grow: 3,
     begin_counting: 3, end_counting: 4, health: 2, limits: 1, routes: 1, pause: 1,
-    release_again: 1,
+    release_again: 1, requeue: 4, outage: 1, restarted: 1, adapt: 2, gate_bound: 2, reconfigure: 1,
+    reconfigure_wrongly: 1,
 }  # fmt: skip
 SATURATED = ALL | {fill: 55, offer: 20, health: 1}
 

@@ -63,6 +63,13 @@ class Gate:
     def done(self, name: str, output_tokens: int | None = None) -> list[str]:
         return self.tell(self.core.release(self.leases.pop(name), self.now, output_tokens))
 
+    def fails(self, name: str, *, avoid: bool = True) -> list[str]:
+        """The engine failed before the first byte of this request."""
+        lease = self.leases.pop(name)
+        ticket, verdicts = self.core.requeue(lease, self.now, avoid=avoid)
+        self.names[ticket], self.tickets[name] = name, ticket
+        return self.tell(verdicts)
+
     def leaves(self, name: str) -> list[str]:
         return self.tell(self.core.cancel(self.tickets[name], self.now))
 

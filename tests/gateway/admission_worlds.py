@@ -93,4 +93,28 @@ def make_world(draw: Draw, engines: int, *, models: int = 1, apart: bool = False
 def shrunk(limits: EngineLimits, specs: Sequence[FlowSpec], draw: Draw) -> EngineLimits:
     """Other limits for the same engine, again above the floors."""
     other = limits_above_floors(specs, draw)
-    return replace(other, prefill_tokens_per_s=limits.prefill_tokens_per_s)
+    caps = (("long", 0),) if draw(5) == 0 else other.max_prefilling
+    return replace(other, prefill_tokens_per_s=limits.prefill_tokens_per_s, max_prefilling=caps)
+
+
+def other_world(now: World, first: World, draw: Draw) -> World:
+    """Another configuration: flows and engines come, go and change."""
+    known = {s.group: s for s in now.specs}
+    specs = []
+    for spec in first.specs:
+        fate = draw(8)
+        if fate == 0:
+            continue
+        other = flow(*spec.group, draw) if fate == 1 else known.get(spec.group, spec)
+        specs.append(other)
+    specs = specs or list(first.specs)
+    topology = first.topology
+    main = [e for e in topology.pools["main"] if draw(5)] + ["new"] * (draw(4) == 0)
+    main = main or list(topology.pools["main"])
+    pools: dict[str, Sequence[str]] = {**topology.pools, "main": tuple(main), "first": (main[0],)}
+    pools["rest"] = tuple(main[1:]) or (main[0],)
+    engines = {e: limits_above_floors(specs, draw) for p in pools.values() for e in p}
+    if specs == list(now.specs):
+        engines = {e: now.topology.engines.get(e, lim) for e, lim in engines.items()}
+    routes = {k: r for k, r in topology.routes.items() if draw(10)}
+    return World(tuple(specs), Topology(engines, pools, routes))

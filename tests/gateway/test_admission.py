@@ -116,6 +116,14 @@ def test_an_exceptional_head_suspends_the_reservations_once_per_maximum_age() ->
     assert gate.ask("wide-3", "long", slots=4) == "e0"
 
 
+def test_an_exceptional_head_goes_on_reserved_slots_as_soon_as_a_prefill_ends() -> None:
+    seats = replace(SHORT, reserved_slots=4, reserved_prefill_tokens=1024)
+    gate = Gate((seats, LONG), {"e0": replace(SMALL, slots=6, prefill_tokens=20_000)})
+    gate.offer("long-1", "long", slots=2)
+    assert gate.offer("wide", "long", slots=3, prompt_tokens=12_000) == ["wide waits"]
+    assert gate.first_event("long-1") == ["wide -> e0"], "no slot but reserved ones was left"
+
+
 # -- leaving the queue ---------------------------------------------------------------------
 
 
@@ -335,10 +343,10 @@ def test_a_lease_is_released_once_and_a_second_release_changes_nothing() -> None
     assert gate.core.engine_views() == before
 
 
-def test_a_flow_that_is_not_configured_is_misuse() -> None:
+def test_a_flow_that_is_not_configured_is_not_found() -> None:
     gate = Gate()
-    with pytest.raises(MisuseError, match="nowhere"):
-        gate.offer("a", model="nowhere")
+    assert gate.ask("a", model="nowhere") == "not_found"
+    assert gate.core.begin_counting([("nowhere", "short", "chat")], 100, 0.0) == ("not_found", 0.0)
     assert gate.ask("b") == "e0"
 
 

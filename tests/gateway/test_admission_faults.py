@@ -3,19 +3,21 @@
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
-from gateway import admission, arrival, ring
+from gateway import admission, arrival, ring, topology
 from gateway.admission import Admission
 from gateway.agenda import Agenda
-from gateway.domain import EngineLimits, FlowKey, MisuseError
+from gateway.domain import FlowKey, FlowSpec, MisuseError
 from gateway.flows import Flow, Group, Ticket
-from gateway.lease import Lease
+from gateway.lease import Lease, Obstacle
 from gateway.ledger import EngineLedger
 from gateway.ring import Ring
+from gateway.topology import Layout
+from gateway.traffic import Traffic
 from tests.gateway.admission_isolation import first_difference
 from tests.gateway.admission_machine import Machine
 from tests.gateway.admission_model import Breach
@@ -79,9 +81,7 @@ def hear_of_deadlines(patch: pytest.MonkeyPatch, due: Callable[..., int | None])
 
     def init(core: Admission, *args: object) -> None:
         real(core, *args)  # type: ignore[arg-type]
-        deadlines = core._deadlines
-        honest = Agenda(deadlines._lives)
-        core._deadlines = honest
+        honest = core._traffic.deadlines
         pop_due = honest.pop_due
         patch.setattr(honest, "pop_due", lambda now: due(pop_due, now))
 
@@ -133,14 +133,14 @@ def the_turn_starts_anew_at_every_event(patch: pytest.MonkeyPatch) -> None:
 
 @fault("P3")
 def weights_are_ignored(patch: pytest.MonkeyPatch) -> None:
-    real = Admission._place_flow
+    real = Layout._place
 
-    def place(core: Admission, key: FlowKey) -> None:
-        real(core, key)
-        if key in core.flows:
-            core.flows[key].weight = 1.0
+    def place(layout: Layout, key: FlowKey) -> None:
+        real(layout, key)
+        if key in layout.flows:
+            layout.flows[key].weight = 1.0
 
-    patch.setattr(Admission, "_place_flow", place)
+    patch.setattr(Layout, "_place", place)
 
 
 @fault("P4", engines=2)
@@ -170,15 +170,15 @@ def whatever_has_a_reservation_passes_a_hold(patch: pytest.MonkeyPatch) -> None:
 
 @fault("P4")
 def a_hold_outlives_its_head(patch: pytest.MonkeyPatch) -> None:
-    real = Admission._leave_queue
+    real = Traffic.leave
 
-    def leave(core: Admission, ticket: Ticket) -> None:
+    def leave(traffic: Traffic, ticket: Ticket) -> None:
         flow = ticket.flow
         hold, flow.hold = flow.hold, None
-        real(core, ticket)
+        real(traffic, ticket)
         flow.hold = hold
 
-    patch.setattr(Admission, "_leave_queue", leave)
+    patch.setattr(Traffic, "leave", leave)
 
 
 @fault("P4")
@@ -193,7 +193,7 @@ def reservations_are_suspended_as_often_as_asked(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Ring, "_place_hold", place)
 
 
-@fault("P5")
+@fault("P4 P5")
 def who_expires_first_goes_first(patch: pytest.MonkeyPatch) -> None:
     def soonest(real: Callable[..., None]) -> Callable[..., None]:
         def change(flow: Flow, *args: object) -> None:
@@ -249,31 +249,29 @@ def reservations_of_others_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 @fault("P4 P6")
 def the_class_cap_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    real, real_set = EngineLedger.__init__, EngineLedger.set_limits
+    real = EngineLedger._changed
 
-    def init(ledger: EngineLedger, name: str, limits: EngineLimits, now: float) -> None:
-        real(ledger, name, replace(limits, max_prefilling=()), now)
+    def changed(ledger: EngineLedger) -> None:
+        real(ledger)
+        ledger.full = []
 
-    def set_limits(ledger: EngineLedger, limits: EngineLimits, now: float) -> None:
-        real_set(ledger, replace(limits, max_prefilling=()), now)
-
-    patch.setattr(EngineLedger, "__init__", init)
-    patch.setattr(EngineLedger, "set_limits", set_limits)
+    patch.setattr(EngineLedger, "_changed", changed)
 
 
 @fault("P2 P6")
 def the_prefill_of_an_unstreamed_answer_never_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Admission, "_still_prefilling", lambda _core, _lease_id: False)
+    patch.setattr(Traffic, "still_prefilling", lambda _traffic, _lease_id: False)
 
 
 @fault("P7")
 def what_comes_free_serves_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Admission, "_freed", lambda _core, _engine, _now: [])
+    patch.setattr(Traffic, "freed", lambda _traffic, _engine, _now: [])
 
 
-@fault("P7")
+@fault("P4 P7")
 def health_and_limits_wake_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Admission, "_dispatch_all", lambda _core, _now: [])
+    patch.setattr(Traffic, "dispatch_all", lambda _traffic, _now: [])
+    patch.setattr(Traffic, "changed", lambda _traffic, _engine, _now: [])
 
 
 @fault("P7", engines=2)
@@ -309,7 +307,270 @@ def turns_follow_an_order_that_differs_between_processes(patch: pytest.MonkeyPat
         chance.shuffle(shuffled)
         return real(shuffled, quantum, before)
 
-    patch.setattr(admission, "rings_of", rings)
+    patch.setattr(topology, "rings_of", rings)
+
+
+# -- what comes back -----------------------------------------------------------------------
+
+
+@fault("P4 P5")
+def what_comes_back_waits_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    real = Flow.restore
+
+    def restore(flow: Flow, ticket: Ticket, now: float) -> None:
+        real(flow, ticket, now)
+        flow.queue.move_to_end(ticket.id)
+        flow.head = next(iter(flow.queue.values()))
+
+    patch.setattr(Flow, "restore", restore)
+
+
+@fault("P4 P5")
+def what_comes_back_waits_second(patch: pytest.MonkeyPatch) -> None:
+    real = Flow.restore
+
+    def restore(flow: Flow, ticket: Ticket, now: float) -> None:
+        before = flow.head
+        real(flow, ticket, now)
+        if before is not None:
+            flow.queue.move_to_end(before.id, last=False)
+            flow.head = before
+
+    patch.setattr(Flow, "restore", restore)
+
+
+def give_back(patch: pytest.MonkeyPatch, share: float) -> None:
+    """Change how much of a dispatch's charge comes back with what failed."""
+    real = Flow.restore
+
+    def restore(flow: Flow, ticket: Ticket, now: float) -> None:
+        ticket.charged *= share
+        real(flow, ticket, now)
+
+    patch.setattr(Flow, "restore", restore)
+
+
+@fault("P3")
+def what_comes_back_is_charged_twice(patch: pytest.MonkeyPatch) -> None:
+    give_back(patch, 0.0)
+
+
+@fault("P3")
+def the_charge_is_given_back_thrice(patch: pytest.MonkeyPatch) -> None:
+    give_back(patch, 3.0)
+
+
+@fault("P3")
+def what_was_given_back_outlives_its_ticket(patch: pytest.MonkeyPatch) -> None:
+    real = Flow.remove
+
+    def remove(flow: Flow, ticket: Ticket) -> None:
+        flow.deficit += ticket.given_back
+        real(flow, ticket)
+
+    patch.setattr(Flow, "remove", remove)
+
+
+@fault("P2")
+def what_comes_back_gets_a_new_deadline(patch: pytest.MonkeyPatch) -> None:
+    real = Traffic.wait_in_front
+
+    def wait(traffic: Traffic, ticket: Ticket, now: float) -> None:
+        ticket.deadline_s = now + ticket.flow.group.spec.max_age_s
+        real(traffic, ticket, now)
+
+    patch.setattr(Traffic, "wait_in_front", wait)
+
+
+@fault("P2")
+def what_comes_back_has_no_deadline(patch: pytest.MonkeyPatch) -> None:
+    real = Traffic.wait_in_front
+
+    def wait(traffic: Traffic, ticket: Ticket, now: float) -> None:
+        deadlines, traffic.deadlines = traffic.deadlines, Agenda(lambda _: False)
+        real(traffic, ticket, now)
+        traffic.deadlines = deadlines
+
+    patch.setattr(Traffic, "wait_in_front", wait)
+
+
+@fault("P6")
+def what_comes_back_keeps_its_lease(patch: pytest.MonkeyPatch) -> None:
+    real, real_requeue = EngineLedger.release, Admission.requeue
+    failing: list[bool] = []
+
+    def requeue(core: Admission, *args: object, **kwargs: object) -> object:
+        failing.append(True)
+        return real_requeue(core, *args, **kwargs)  # type: ignore[arg-type]
+
+    def release(ledger: EngineLedger, lease: Lease) -> None:
+        if not failing:
+            real(ledger, lease)
+        failing.clear()
+
+    patch.setattr(Admission, "requeue", requeue)
+    patch.setattr(EngineLedger, "release", release)
+
+
+@fault("P6")
+def what_comes_back_counts_its_caller_twice(patch: pytest.MonkeyPatch) -> None:
+    real = Traffic.wait_in_front
+
+    def wait(traffic: Traffic, ticket: Ticket, now: float) -> None:
+        ticket.flow.group.enter(ticket.principal)
+        real(traffic, ticket, now)
+
+    patch.setattr(Traffic, "wait_in_front", wait)
+
+
+@fault("P6", engines=2)
+def the_engine_that_failed_is_tried_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ring, "_shunned", lambda _flow, _ticket: ())
+
+
+@fault("P7 P4", engines=2)
+def the_engine_that_failed_is_avoided_though_no_other_could_take_it(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    patch.setattr(ring, "_shunned", lambda _flow, ticket: ticket.avoids)
+
+
+@fault("P6 P7 P4", engines=2)
+def an_outage_elsewhere_does_not_reopen_the_engine_that_failed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ring, "look_again", lambda _ring: None)
+
+
+# -- another configuration -----------------------------------------------------------------
+
+
+@fault("P6")
+def an_engine_that_is_gone_is_dropped_with_its_leases(patch: pytest.MonkeyPatch) -> None:
+    real = Layout.settle
+
+    def settle(layout: Layout) -> None:
+        for name in [n for n, e in layout.engines.items() if e.retired]:
+            layout.engines[name].slots_by_flow.clear()
+        real(layout)
+
+    patch.setattr(Layout, "settle", settle)
+
+
+@fault("P6", engines=2)
+def an_engine_that_is_gone_goes_on_taking(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineLedger, "retire", lambda _ledger, _now: None)
+
+
+@fault("P6")
+def what_is_gone_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Layout, "settle", lambda _layout: None)
+
+
+@fault("P1")
+def a_flow_that_is_gone_goes_on_accepting(patch: pytest.MonkeyPatch) -> None:
+    real = Layout._dismiss
+
+    def dismiss(layout: Layout, flow: Flow) -> None:
+        real(layout, flow)
+        flow.accepts = bool(flow.queue or flow.running)
+
+    patch.setattr(Layout, "_dismiss", dismiss)
+
+
+@fault("P2")
+def a_new_maximum_age_does_not_reach_who_waits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agenda, "restart", lambda _agenda, _entries: None)
+
+
+@fault("P2")
+def a_new_configuration_begins_every_wait_anew(patch: pytest.MonkeyPatch) -> None:
+    real = Admission.reconfigure
+
+    def reconfigure(core: Admission, specs: object, topo: object, now: float) -> object:
+        for ticket in core._traffic.tickets.values():
+            ticket.deadline_s += 3600.0
+        return real(core, specs, topo, now)  # type: ignore[arg-type]
+
+    patch.setattr(Admission, "reconfigure", reconfigure)
+
+
+@fault("P6")
+def a_wrong_configuration_is_taken_by_halves(patch: pytest.MonkeyPatch) -> None:
+    real = Layout.replace
+
+    def replace_first(layout: Layout, specs: Sequence[FlowSpec], *args: object) -> None:
+        for spec in specs:
+            layout.groups.setdefault(spec.group, Group(spec)).spec = spec
+        for engine in layout.engines.values():
+            engine.set_limits(replace(engine.configured, slots=1), 0.0)
+        real(layout, specs, *args)  # type: ignore[arg-type]
+
+    patch.setattr(Layout, "replace", replace_first)
+
+
+@fault("P4")
+def what_can_never_go_any_more_waits_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Traffic, "refuse_misfits", lambda _traffic: [])
+
+
+@fault("P6")
+def a_restart_keeps_what_was_learnt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineLedger, "restarted", lambda _ledger, _now: None)
+
+
+@fault("P6")
+def a_restart_does_not_ramp(patch: pytest.MonkeyPatch) -> None:
+    real = EngineLedger.restarted
+
+    def restarted(ledger: EngineLedger, now: float) -> None:
+        real(ledger, now)
+        ledger.ramp_from_s = None
+        ledger.ramp(now)
+
+    patch.setattr(EngineLedger, "restarted", restarted)
+
+
+@fault("P6")
+def a_restart_ends_the_leases(patch: pytest.MonkeyPatch) -> None:
+    real = EngineLedger.restarted
+
+    def restarted(ledger: EngineLedger, now: float) -> None:
+        real(ledger, now)
+        ledger.slots_used = ledger.prefill_used = ledger.kv_used = 0
+        ledger._changed()
+
+    patch.setattr(EngineLedger, "restarted", restarted)
+
+
+@fault("P1 P2 P4 P6 P7 isolation")
+def a_cap_of_0_is_no_cap(patch: pytest.MonkeyPatch) -> None:
+    real = EngineLedger._changed
+
+    def changed(ledger: EngineLedger) -> None:
+        ledger.caps = {size: cap for size, cap in ledger.caps.items() if cap}
+        real(ledger)
+
+    patch.setattr(EngineLedger, "_changed", changed)
+
+
+@fault("P1 P2 P4")
+def a_cap_of_0_is_a_full_class(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineLedger, "takes", lambda _ledger, _size: True)
+
+
+@fault("P6")
+def a_limit_that_stops_a_head_does_not_say_so(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Admission, "gate_bound", lambda _core, _engine: False)
+
+
+@fault("P4 P6 P7")
+def a_head_larger_than_a_ramp_holds_the_engine(patch: pytest.MonkeyPatch) -> None:
+    real = EngineLedger.obstacle
+
+    def obstacle(ledger: EngineLedger, flow: Flow, ticket: Ticket) -> Obstacle | None:
+        found = real(ledger, flow, ticket)
+        return Obstacle.SHARED if found is Obstacle.TOO_LARGE else found
+
+    patch.setattr(EngineLedger, "obstacle", obstacle)
 
 
 def a_dozen_runs(engines: int) -> None:
@@ -338,7 +599,14 @@ def one_class_cap_for_all_engines(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_ring_for_everybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admission, "rings_of", lambda flows, quantum, _: [Ring(list(flows), quantum)])
+    def rings(flows: Iterable[Flow], quantum: float, before: Mapping[Flow, Ring]) -> list[Ring]:
+        together = list(flows)
+        for flow in together:
+            if flow.hold is not None:
+                before[flow].end_hold(flow)
+        return [Ring(together, quantum)]
+
+    patch.setattr(topology, "rings_of", rings)
 
 
 @pytest.mark.parametrize("plant", [one_class_cap_for_all_engines, one_ring_for_everybody])

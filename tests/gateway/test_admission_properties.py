@@ -121,6 +121,7 @@ def two_models(seed: int) -> Machine:
     """A journal of two models with engines of their own; time moves only by ticks."""
     world = seeded_world(seed, 2, models=2, apart=True)
     weights = SATURATED | {rules.wait: 0, rules.wait_and_tick: 16, rules.wake: 0, rules.health: 3}
+    weights |= {rules.reconfigure: 0, rules.reconfigure_wrongly: 0, rules.limits: 0}
     return run(world, seed, 2_500, weights)
 
 
@@ -142,7 +143,7 @@ def two_arms(seed: int) -> Machine:
     world = World(tuple(specs), replace(world.topology, routes=routes))
     weights: dict[Rule, int] = {
         rules.fill: 30, rules.prefill_done: 20, rules.release_untold: 20, rules.wait_and_tick: 16,
-        rules.cancel: 3, rules.health: 4, rules.limits: 1,
+        rules.cancel: 3, rules.health: 4, rules.requeue: 3, rules.adapt: 1,
     }  # fmt: skip
     return run(world, seed, 2_500, weights)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import FlowKey, FlowSpec
-from gateway.flows import Flow, Group, ServiceRate, Ticket
+from gateway.flows import Flow, Group, Ticket
 
 SPEC = FlowSpec("m", "short", "chat", output_estimate_tokens=256)
 
@@ -84,36 +84,6 @@ def test_a_caller_with_nothing_in_flight_is_forgotten() -> None:
     assert group.in_flight == {"p": 1}
     group.leave("p")
     assert group.in_flight == {}
-
-
-def test_a_service_rate_counts_only_time_in_which_somebody_waited() -> None:
-    rate = ServiceRate()
-    rate.waiting(0.0)
-    rate.served(100.0, 1.0, 15.0)
-    rate.empty()
-    rate.waiting(1000.0)
-    rate.served(100.0, 1001.0, 15.0)
-    assert math.isclose(rate.per_second(1001.0, 60.0) or 0.0, 100.0)
-
-
-def test_a_service_rate_forgets_after_a_stall_and_goes_stale() -> None:
-    rate = ServiceRate()
-    rate.waiting(0.0)
-    rate.served(100.0, 1.0, 15.0)
-    assert rate.per_second(61.0, 60.0) is not None
-    assert rate.per_second(61.1, 60.0) is None
-    rate.served(100.0, 30.0, 15.0)
-    assert rate.per_second(30.0, 60.0) is None
-
-
-def test_a_recent_rate_outweighs_an_old_one() -> None:
-    rate = ServiceRate()
-    rate.waiting(0.0)
-    for second in range(1, 31):
-        rate.served(10.0, float(second), 15.0)
-    for second in range(31, 61):
-        rate.served(1000.0, float(second), 15.0)
-    assert (rate.per_second(60.0, 60.0) or 0.0) > 900.0
 
 
 def test_the_target_wait_is_what_the_limit_leaves_beside_the_engines_own_p95() -> None:

@@ -44,12 +44,41 @@ def test_an_engine_is_unusable_until_it_is_told_to_be_up() -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [replace(LIMITS, slots=3), replace(LIMITS, prefill_tokens=1600), replace(LIMITS, kv_tokens=99)],
+    [
+        replace(LIMITS, slots=3),
+        replace(LIMITS, prefill_tokens=1600),
+        replace(LIMITS, kv_tokens=199),
+    ],
 )
 def test_each_resource_that_others_consume_is_an_obstacle(limits: EngineLimits) -> None:
-    short, long = make_flow(SHORT), make_flow(LONG)
+    short, long = make_flow(SHORT), make_flow(replace(LONG, size_class="medium"))
     engine = engine_for(short, long, limits=limits)
-    assert engine.obstacle(long, make_ticket(long, 1)) is Obstacle.SHARED
+    engine.take(1, make_ticket(long, 1), 0.0)
+    assert engine.obstacle(long, make_ticket(long, 2)) is Obstacle.SHARED
+    assert engine.bound == (limits.kv_tokens == LIMITS.kv_tokens)
+
+
+@pytest.mark.parametrize("limits", [replace(LIMITS, slots=1), replace(LIMITS, prefill_tokens=99)])
+def test_a_head_larger_than_the_limits_of_the_moment_lacks_nothing_that_others_consume(
+    limits: EngineLimits,
+) -> None:
+    long = make_flow(LONG)
+    engine = engine_for(long)
+    engine.adapt(limits, 0.0)
+    ticket = make_ticket(long, 1)
+    ticket.slots = 2
+    assert engine.obstacle(long, ticket) is Obstacle.TOO_LARGE
+    assert engine.could_fit(ticket)
+    assert not engine.bound
+
+
+def test_a_class_whose_cap_is_0_never_comes_here() -> None:
+    long = make_flow(LONG)
+    engine = engine_for(long, limits=replace(LIMITS, max_prefilling=(("long", 0), ("short", 0))))
+    assert not engine.takes("long")
+    assert not engine.could_fit(make_ticket(long, 1))
+    long.use((engine,))
+    assert long.engines == ()
 
 
 def test_unused_reservations_are_kept_from_others_and_not_from_their_owner() -> None:
@@ -71,12 +100,12 @@ def test_the_class_cap_counts_prefills_and_not_answers() -> None:
 def test_beside_a_hold_only_what_is_reserved_goes() -> None:
     short, long = make_flow(SHORT), make_flow(LONG)
     engine = engine_for(short, long)
-    engine.hold_for(Hold(long, 7, 0.0, exceptional=False))
+    engine.hold_for(Hold(long, make_ticket(long, 7), 0.0, exceptional=False))
     assert engine.obstacle(short, make_ticket(short, 1)) is Obstacle.HELD
     assert engine.fits_reservation(short, make_ticket(short, 1, tokens=1536))
     assert not engine.fits_reservation(short, make_ticket(short, 1, tokens=1537))
     assert not engine.fits_reservation(long, make_ticket(long, 7))
-    engine.hold_for(Hold(long, 7, 0.0, exceptional=True))
+    engine.hold_for(Hold(long, make_ticket(long, 7), 0.0, exceptional=True))
     assert not engine.fits_reservation(short, make_ticket(short, 1))
 
 
@@ -107,7 +136,7 @@ def test_everything_that_is_taken_is_given_back(steps: list[tuple[str, int]]) ->
             else:
                 engine.release(leases.pop(which % len(leases)))
         assert engine.slots_used == len(leases)
-        assert engine.prefill_used == sum(x.prompt_tokens for x in leases if x.prefilling)
+        assert engine.prefill_used == sum(x.ticket.prompt_tokens for x in leases if x.prefilling)
         assert engine.kv_used == sum(x.kv_tokens for x in leases)
     for lease in leases:
         engine.release(lease)
