@@ -4,6 +4,7 @@ A key reads ``sg_<id>_<secret>``. The id finds a record, the record holds only t
 whole key, and one constant-time comparison of digests decides. An unknown id is compared with a
 digest nothing hashes to, so that it takes the same work as a wrong secret. A request with several
 credentials is refused: which of them counts must not depend on who reads it.
+A bearer credential of three parts with dots between them is a token (see ``tokens``), never a key.
 Pure: no I/O, no clock.
 """
 
@@ -16,7 +17,7 @@ from hashlib import sha256
 
 from gateway.domain import Outcome, Principal, Refused, Surface
 
-__all__ = ["KeyEntry", "Keyring", "authenticate", "new_key"]
+__all__ = ["KeyEntry", "Keyring", "authenticate", "by_key", "credential", "new_key"]
 
 MIN_SECRET_BYTES = 16
 _MAX_KEY_CHARS = 256
@@ -42,9 +43,14 @@ class KeyEntry:
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """All accepted keys by id. Immutable: a reload replaces it, which is also revocation."""
+    """All accepted keys by id. Immutable: a reload replaces it, which is also revocation.
+
+    ``revoked`` names tokens that are refused although they are good: ``ISSUER:SUBJECT`` or
+    ``jti:ID``.
+    """
 
     entries: Mapping[str, KeyEntry]
+    revoked: frozenset[str] = frozenset()
 
 
 def authenticate(headers: Iterable[tuple[bytes, bytes]], keyring: Keyring) -> Principal:
@@ -53,7 +59,15 @@ def authenticate(headers: Iterable[tuple[bytes, bytes]], keyring: Keyring) -> Pr
     Raises:
         Refused: ``unauthenticated``; the message never says which part was wrong.
     """
-    key = _credential(headers)
+    return by_key(credential(headers)[0], keyring)
+
+
+def by_key(key: str, keyring: Keyring) -> Principal:
+    """The principal of an API key.
+
+    Raises:
+        Refused: as ``authenticate``.
+    """
     match = _KEY.fullmatch(key) if len(key) <= _MAX_KEY_CHARS else None
     key_id = match.group(1) if match else ""
     entry = keyring.entries.get(key_id)
@@ -64,7 +78,12 @@ def authenticate(headers: Iterable[tuple[bytes, bytes]], keyring: Keyring) -> Pr
     return entry.principal(key_id)
 
 
-def _credential(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def credential(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
+    """The one credential of a request, and whether it may be a token.
+
+    Raises:
+        Refused: ``unauthenticated``; none was sent, or several.
+    """
     found = [(name, value) for name, value in headers if name.lower() in _CREDENTIAL_HEADERS]
     if not found:
         raise Refused(
@@ -74,7 +93,10 @@ def _credential(headers: Iterable[tuple[bytes, bytes]]) -> str:
         raise Refused(Outcome.UNAUTHENTICATED, "More than one credential was sent.")
     name, value = found[0]
     text = value.strip().decode("latin-1")
-    return _bearer(text) if name.lower() == b"authorization" else text
+    if name.lower() != b"authorization":
+        return text, False
+    key = _bearer(text)
+    return key, key.count(".") == 2
 
 
 _CREDENTIAL_HEADERS = frozenset((b"authorization", b"x-api-key"))
