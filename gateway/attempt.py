@@ -1,7 +1,10 @@
 """Gets one classified request served: an engine for it, the relay, another engine where one failed.
 
 An engine is taken from the turnstile and given back on every way out, once. A request goes to a
-second engine only where nothing was sent to the first, and only while retries are few.
+second engine, and no further, where the first had not begun to answer: its connection failed, or
+it refused with a 503 of its own. Never after a time-out, for the first may still be at work; never
+for a caller who has left; and only while retries are few among all requests, so that a failing
+pool is not asked twice as much.
 """
 
 from gateway.domain import Outcome
@@ -14,8 +17,11 @@ from gateway.visit import Visit
 
 __all__ = ["Attempts"]
 
-# Retries that may follow each other; every relayed request adds ``retry_budget`` up to this.
+# Retries that may follow each other; every request adds ``retry_budget`` up to this.
 RETRY_BURST = 10.0
+# Nothing was sent: what waits in front may as well wait for this engine to come back.
+_UNSENT = frozenset({"connect_failed", "connect_timeout"})
+_TRANSPORT = frozenset({*_UNSENT, "disconnected", "bad_response"})
 
 
 class Attempts:
@@ -26,7 +32,7 @@ class Attempts:
         self._retries_left = RETRY_BURST
 
     async def serve(self, setup: Setup, visit: Visit, request: Request, send: Send) -> Relayed:
-        """Wait for an engine and relay; once more on another if nothing was sent to the first.
+        """Wait for an engine and relay; once more on another if the first did not begin.
 
         Raises:
             Refused: no engine was to be had.
@@ -34,21 +40,25 @@ class Attempts:
         turnstile = self._parts.turnstile
         budget = setup.settings.document.upstream.retry_budget
         self._retries_left = min(RETRY_BURST, self._retries_left + budget)
+        held = await turnstile.enter(request.offer, request.mode, visit.ending)
         while True:
-            held = await turnstile.enter(request.offer, request.mode, visit.ending)
             visit.engine = held.engine
             visit.queue_s = self._parts.clock() - visit.arrived_s
-            output_tokens = None
+            output_tokens, again = None, False
             try:
                 relayed = await self._relay(setup, visit, request, held, send)
+                self._learn(held.engine, relayed)
                 if relayed.outcome is Outcome.COMPLETED:
                     output_tokens = relayed.completion_tokens
+                again = budget > 0 and self._may_retry(relayed, visit, held)
             finally:
-                turnstile.give_back(held, output_tokens)
-            if not self._may_retry(relayed, visit, budget):
+                if not again:
+                    turnstile.give_back(held, output_tokens)
+            if not again:
                 return relayed
             visit.retries += 1
             self._retries_left -= 1
+            held = await turnstile.again(held, visit.ending)
 
     async def _relay(
         self, setup: Setup, visit: Visit, request: Request, held: Pass, send: Send
@@ -63,24 +73,36 @@ class Attempts:
             visit.stream,
             request.surface,
             visit.headers(),
+            hide_usage=request.hide_usage,
+            pass_headers=setup.pass_headers,
         )
         visit.committed = True  # until the relay says otherwise: no second head, whatever breaks
         client = self._parts.clients[held.engine]
         timeouts = setup.streamed if visit.stream else setup.whole
         relayed = await relay(client, call, send, visit.ending, visit.marks, timeouts)
         visit.committed = relayed.committed
-        if relayed.detail == "connect_failed":
-            self._parts.prober.refused(held.engine, "a request could not connect")
-        elif relayed.detail == "connect_timeout":
-            self._parts.prober.silent(held.engine, "a request could not connect in time")
         return relayed
 
-    def _may_retry(self, relayed: Relayed, visit: Visit, budget: float) -> bool:
-        """Only where nothing was sent anywhere, once, and within the recent retry budget."""
-        return (
-            relayed.detail in {"connect_failed", "connect_timeout"}
-            and not visit.ending.is_set()
-            and visit.retries == 0
-            and self._retries_left >= 1
-            and budget > 0
-        )
+    def _learn(self, engine: str, relayed: Relayed) -> None:
+        """Tell what the relay found out about the engine."""
+        prober, detail = self._parts.prober, relayed.detail
+        if detail in _TRANSPORT:
+            prober.failed(engine, detail)
+            if detail == "connect_failed":
+                prober.refused(engine, "a request could not connect")
+            elif detail == "connect_timeout":
+                prober.silent(engine, "a request could not connect in time")
+        elif relayed.outcome is Outcome.ENGINE_REJECTED:
+            self._parts.fleet.rejected(engine)
+        elif relayed.outcome in {Outcome.COMPLETED, Outcome.ENGINE_ERROR}:
+            prober.replied(engine)
+
+    def _may_retry(self, relayed: Relayed, visit: Visit, held: Pass) -> bool:
+        if visit.retries or self._retries_left < 1:
+            return False
+        if relayed.committed or relayed.began:
+            return False
+        if relayed.detail in _UNSENT:
+            return True
+        failed = relayed.detail in _TRANSPORT or relayed.outcome is Outcome.ENGINE_REJECTED
+        return failed and self._parts.turnstile.elsewhere(held)

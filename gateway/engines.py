@@ -1,187 +1,201 @@
-"""Asks engines for their health and load, and decides which are in use.
+"""Asks engines for their health and load, and tells what changed: the shell around ``health``.
 
-``EngineHealth`` is a value; pure functions decide the next one from what was seen. An engine is
-up after one good probe, down after several silent ones or at once when its address refuses
-connections. Only transport errors count against it: an engine that answers anything at all is
-reachable, and how well it serves is for admission to limit. A changed process start time is a
-new epoch. ``Prober`` is the thin loop around it.
+Each engine is probed on its own, each time on a fresh connection: a connection that is kept would
+show one of several engines behind a name for ever, and would not show that no new one is accepted.
+What relayed requests find out (refused, cut, answered) comes in here too.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import MappingProxyType
 
 import httpx
 
-__all__ = [
-    "EngineHealth",
-    "Prober",
-    "Scrape",
-    "after_refused",
-    "after_scrape",
-    "after_silence",
-    "after_success",
-    "parse_metrics",
-]
+from gateway.endpoint import Endpoint
+from gateway.health import (
+    EngineHealth,
+    HealthRules,
+    after_failure,
+    after_refused,
+    after_reply,
+    after_scrape,
+    after_silence,
+    after_success,
+)
+from gateway.scrape import parse_metrics
+from gateway.wire import OUR_ERRNOS
+
+__all__ = ["Prober", "Probing", "http_client"]
 
 HEALTH_BYTES = 64 << 10
 METRICS_BYTES = 4 << 20
-_WANTED = MappingProxyType(
-    {
-        "vllm:num_requests_running": "running",
-        "vllm:num_requests_waiting": "waiting",
-        "process_start_time_seconds": "process_start_s",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
-class Scrape:
-    """What an engine's metrics page said; ``None``: it did not say."""
+class Probing:
+    """An engine is probed each ``interval_s``; ``timeout_s`` is for each of the two answers."""
 
-    running: float | None = None
-    waiting: float | None = None
-    process_start_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineHealth:
-    """What is known of one engine. It starts down: nothing is sent on trust.
-
-    ``since_s`` is when ``up`` last changed. ``epoch`` counts the starts seen.
-    """
-
-    engine: str
-    up: bool = False
-    failures: int = 0
-    since_s: float = 0.0
-    epoch: int = 0
-    last: Scrape = Scrape()
-    reason: str = "not yet probed"
+    interval_s: float = 1.0
+    timeout_s: float = 2.0
+    rules: HealthRules = field(default_factory=HealthRules)
 
 
-def after_success(health: EngineHealth, now: float) -> EngineHealth:
-    """The engine answered its health check with 200."""
-    since_s = health.since_s if health.up else now
-    return replace(health, up=True, failures=0, since_s=since_s, reason="")
-
-
-def after_silence(
-    health: EngineHealth, now: float, reason: str, allowed_failures: int
-) -> EngineHealth:
-    """A probe was not answered well; ``allowed_failures`` of them in a row make it down."""
-    failures = health.failures + 1
-    if failures < allowed_failures and health.up:
-        return replace(health, failures=failures, reason=reason)
-    return _down(replace(health, failures=failures), now, reason)
-
-
-def after_refused(health: EngineHealth, now: float, reason: str) -> EngineHealth:
-    """Nobody listens at the engine's address, as a probe or a request found out: down at once."""
-    return _down(replace(health, failures=health.failures + 1), now, reason)
-
-
-def _down(health: EngineHealth, now: float, reason: str) -> EngineHealth:
-    since_s = now if health.up else health.since_s
-    return replace(health, up=False, since_s=since_s, reason=reason)
-
-
-def after_scrape(health: EngineHealth, scrape: Scrape) -> EngineHealth:
-    """The metrics page was read; another process start time than before is a new epoch."""
-    started, before = scrape.process_start_s, health.last.process_start_s
-    if started is None:
-        return replace(health, last=replace(scrape, process_start_s=before))
-    epoch = health.epoch + (started != before)
-    return replace(health, last=scrape, epoch=epoch)
-
-
-def parse_metrics(page: str) -> Scrape:
-    """The wanted gauges of a metrics page, each summed over its label sets.
-
-    A line that is no number is skipped: a half-understood page must not stop probing.
-    """
-    sums: dict[str, float] = {}
-    for line in page.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        field = _WANTED.get(name)
-        if field is None:
-            continue
-        value = _number(line.rpartition("}")[2] if "{" in line else line[len(name) :])
-        if value is not None:
-            sums[field] = sums.get(field, 0.0) + value
-    return Scrape(**sums)
-
-
-def _number(text: str) -> float | None:
-    words = text.split()
-    try:
-        return float(words[0])  # a timestamp may follow
-    except (IndexError, ValueError):
-        return None
+def http_client(endpoint: Endpoint, timeout_s: float) -> httpx.AsyncClient:
+    """A client for one engine that keeps no connections."""
+    # A context is costly to make, and httpx makes one even where there is no TLS. This one trusts
+    # nobody, should it be used all the same.
+    tls = endpoint.tls or SSLContext(PROTOCOL_TLS_CLIENT)
+    headers = {} if endpoint.host_header is None else {"host": endpoint.host_header}
+    return httpx.AsyncClient(
+        base_url=endpoint.base_url,
+        headers=headers,
+        timeout=timeout_s,
+        transport=httpx.AsyncHTTPTransport(
+            verify=tls,
+            uds=endpoint.unix_path,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        ),
+    )
 
 
 class Prober:
     """Probes engines until cancelled, and tells of each change.
 
-    ``on_change(before, after)`` is called, on the loop, when ``up`` or ``epoch`` differ, and when
-    the first probe of an engine fails.
+    Args:
+        engines: to begin with; more are added by ``watch``. Names alone are addresses.
+        probing: how often, how long, and when an engine counts as down.
+        clock: monotonic seconds.
+        on_change: called, on the loop, when ``up``, ``epoch`` or ``epochs.mixed`` differ, and when
+            the first probe of an engine fails.
+        on_page: called after each metrics page that was read.
     """
 
     def __init__(
         self,
-        engines: Iterable[str],
-        *,
-        interval_s: float,
-        timeout_s: float,
-        failures: int,
+        engines: Iterable[str] | Mapping[str, Endpoint],
+        probing: Probing,
         clock: Callable[[], float],
         on_change: Callable[[EngineHealth, EngineHealth], None],
+        on_page: Callable[[EngineHealth], None] = lambda _: None,
     ) -> None:
+        self._endpoints: dict[str, Endpoint] = (
+            dict(engines) if isinstance(engines, Mapping) else {e: Endpoint(e) for e in engines}
+        )
         self._health = {engine: EngineHealth(engine) for engine in engines}
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        self._failures = failures
+        self._probing = probing
         self._clock = clock
         self._on_change = on_change
+        self._on_page = on_page
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Engines of which a whole look was had, and whether that is all of them.
+        self._rounds: set[str] = set()
+        self._probed = asyncio.Event()
 
     @property
     def health(self) -> Mapping[str, EngineHealth]:
         """What is known now, by engine."""
         return MappingProxyType(self._health)
 
+    def endpoint(self, engine: str) -> Endpoint:
+        """Where an engine that is watched is reached."""
+        return self._endpoints[engine]
+
+    # -- which engines ---------------------------------------------------------------------
+
+    def watch(self, engine: str, endpoint: Endpoint | None = None, *, known: bool = False) -> None:
+        """Probe one more engine; with ``known`` the same one in another way."""
+        health = self._health[engine] if known else EngineHealth(engine)
+        self.forget(engine)
+        self._endpoints[engine] = endpoint or Endpoint(engine)
+        self._health[engine] = health
+        self._note_probed()
+        if self._group is not None:
+            self._start(engine, self._group)
+
+    def forget(self, engine: str) -> None:
+        """Probe an engine no longer, and know nothing of it."""
+        self._endpoints.pop(engine, None)
+        self._health.pop(engine, None)
+        self._rounds.discard(engine)
+        task = self._tasks.pop(engine, None)
+        if task is not None:
+            task.cancel()
+        self._note_probed()
+
+    def use(self, probing: Probing) -> None:
+        """Probe by other rules from now on."""
+        self._probing = probing
+
+    # -- what requests find out ------------------------------------------------------------
+
     def refused(self, engine: str, reason: str) -> None:
         """A request found that nobody listens at ``engine``: down until a probe succeeds."""
-        self._set(after_refused(self._health[engine], self._clock(), reason))
+        self._change(engine, lambda h: after_refused(h, self._clock(), reason))
 
     def silent(self, engine: str, reason: str) -> None:
         """A probe or a request was not answered; several in a row make the engine down."""
-        health = self._health[engine]
-        self._set(after_silence(health, self._clock(), reason, self._failures))
+        self._change(engine, lambda h: after_silence(h, self._clock(), reason, self._probing.rules))
+
+    def failed(self, engine: str, reason: str) -> None:
+        """A request failed in transport: the breaker counts it."""
+        self._change(engine, lambda h: after_failure(h, self._clock(), reason, self._probing.rules))
+
+    def replied(self, engine: str) -> None:
+        """A request was answered, with whatever."""
+        self._change(engine, after_reply)
+
+    def _change(self, engine: str, change: Callable[[EngineHealth], EngineHealth]) -> None:
+        health = self._health.get(engine)
+        if health is not None:  # else it was removed while a request ran there
+            self._set(change(health))
+
+    # -- probing ---------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Probe every engine each interval, independently of each other; runs until cancelled."""
-        async with (
-            httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            for engine in self._health:
-                group.create_task(self._watch(client, engine))
-
-    async def _watch(self, client: httpx.AsyncClient, engine: str) -> None:
-        while True:
+        async with asyncio.TaskGroup() as group:
+            self._group = group
             try:
-                await self.probe(client, engine)
-            except Exception as error:  # whatever it is, the other engines are watched on
-                self.silent(engine, _words(error))
-            await asyncio.sleep(self._interval_s)
+                for engine in self._endpoints:
+                    self._start(engine, group)
+                await asyncio.Event().wait()
+            finally:
+                self._group = None
+                self._tasks.clear()
+
+    async def first_round(self, limit_s: float) -> bool:
+        """Wait until every engine has been probed once; False if that takes too long."""
+        self._note_probed()
+        try:
+            await asyncio.wait_for(self._probed.wait(), limit_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _start(self, engine: str, group: asyncio.TaskGroup) -> None:
+        self._tasks[engine] = group.create_task(self._watch(engine))
+
+    async def _watch(self, engine: str) -> None:
+        async with http_client(self._endpoints[engine], self._probing.timeout_s) as client:
+            while True:
+                try:
+                    await self.probe(client, engine)
+                except Exception as error:  # whatever it is, the other engines are watched on
+                    self.silent(engine, _words(error))
+                self._rounds.add(engine)
+                self._note_probed()
+                await asyncio.sleep(self._probing.interval_s)
 
     async def probe(self, client: httpx.AsyncClient, engine: str) -> None:
-        """One health check, and a look at the metrics of an engine that is up."""
+        """One health check, and a look at the metrics of an engine that answers it."""
         try:
-            status, _ = await self._get(client, f"{engine}/health", HEALTH_BYTES)
+            status, _ = await self.get(client, engine, "/health", HEALTH_BYTES)
         except httpx.ConnectError as error:
-            self._set(after_refused(self._health[engine], self._clock(), _words(error)))
+            if not _is_ours(error):
+                self.refused(engine, _words(error))
             return
         except (httpx.HTTPError, TimeoutError) as error:
             self.silent(engine, _words(error))
@@ -189,23 +203,30 @@ class Prober:
         if status != 200:
             self.silent(engine, f"health answered {status}")
             return
-        self._set(after_success(self._health[engine], self._clock()))
+        self._change(engine, lambda h: after_success(h, self._clock(), self._probing.rules))
         await self._scrape(client, engine)
 
     async def _scrape(self, client: httpx.AsyncClient, engine: str) -> None:
         try:
-            status, page = await self._get(client, f"{engine}/metrics", METRICS_BYTES)
+            status, page = await self.get(client, engine, "/metrics", METRICS_BYTES)
         except (httpx.HTTPError, TimeoutError):
             return  # shown figures go stale; health does not rest on them
-        if status == 200:
-            text = page.decode(errors="replace")
-            self._set(after_scrape(self._health[engine], parse_metrics(text)))
+        text = page.decode(errors="replace") if status == 200 else ""
+        scrape = parse_metrics(text)
+        self._change(engine, lambda h: after_scrape(h, scrape, self._clock(), self._probing.rules))
+        if engine in self._health:
+            self._on_page(self._health[engine])
 
-    async def _get(
-        self, client: httpx.AsyncClient, url: str, limit_bytes: int
+    async def get(
+        self, client: httpx.AsyncClient, engine: str, path: str, limit_bytes: int
     ) -> tuple[int, bytes]:
         """Status and at most so much of a body, all of it within the time-out."""
-        async with asyncio.timeout(self._timeout_s), client.stream("GET", url) as answer:
+        service = self._endpoints[engine].service
+        extensions = {} if service is None else {"sni_hostname": service}
+        async with (
+            asyncio.timeout(self._probing.timeout_s),
+            client.stream("GET", path, extensions=extensions) as answer,
+        ):
             parts, size = [], 0
             async for part in answer.aiter_bytes():
                 parts.append(part)
@@ -216,10 +237,32 @@ class Prober:
 
     def _set(self, health: EngineHealth) -> None:
         before = self._health[health.engine]
+        if before is health:
+            return
         self._health[health.engine] = health
-        never_up = not (before.since_s or before.failures or health.up)
-        if (before.up, before.epoch) != (health.up, health.epoch) or never_up:
+        first = health.probed and not before.probed
+        if _shown(before) != _shown(health) or (first and not health.up):
             self._on_change(before, health)
+
+    def _note_probed(self) -> None:
+        if self._health.keys() <= self._rounds:
+            self._probed.set()
+        else:
+            self._probed.clear()
+
+
+def _shown(health: EngineHealth) -> tuple[bool, int, bool]:
+    return health.up, health.epoch, health.epochs.mixed
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether no connection could be opened for want of something of our own."""
+    if error is None:
+        return False
+    if isinstance(error, BaseExceptionGroup):  # one for each address that was tried
+        return any(map(_is_ours, error.exceptions))
+    ours = isinstance(error, OSError) and error.errno in OUR_ERRNOS
+    return ours or _is_ours(error.__cause__ or error.__context__)
 
 
 def _words(error: Exception) -> str:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.admission import Admission
-from gateway.domain import AdmissionMode, Outcome, Refused
+from gateway.domain import AdmissionMode, FlowKey, MisuseError, Outcome, Refused
+from gateway.ledger import EngineLedger
 from gateway.lifetime import Ending
 from gateway.verdicts import Dispatched, Offer, Queued, Refusal, Verdict
 
@@ -24,6 +25,7 @@ _MESSAGES = {
     Outcome.PROMPT_TOO_LONG: "The prompt and its output do not fit any engine.",
     Outcome.PAUSED: "An operator has paused this class of requests.",
     Outcome.PRINCIPAL_LIMIT: "This key has too many requests or tokens in flight.",
+    Outcome.NOT_FOUND: "This class of requests is not served any more.",
     Outcome.NO_ENGINE: "No engine is available for this model now.",
     Outcome.QUEUE_FULL: "The queue of this class is full.",
     Outcome.QUEUE_TOKENS_FULL: "The queue of this class holds too many prompt tokens.",
@@ -40,6 +42,8 @@ class Pass:
 
     engine: str
     lease_id: int | None
+    key: FlowKey
+    ghost: bool = False
     prefilled: bool = False
     output_tokens: int | None = None
     returned: bool = False
@@ -88,9 +92,38 @@ class Turnstile:
         Raises:
             Refused: with the core's outcome, or the ending's if the request ends while it waits.
         """
+        if ending.outcome is not None:  # who left while the prompt was counted gets no engine
+            raise _refused(Refusal(0, ending.outcome))
         if mode is AdmissionMode.OBSERVE:
             return self._observe(offer)
-        ticket_id, verdicts = self.core.offer(offer, self._clock())
+        return await self._decided(offer.key, *self.core.offer(offer, self._clock()), ending)
+
+    def elsewhere(self, held: Pass) -> bool:
+        """Whether another engine than this one could be had for its request now."""
+        return bool(self._others(held))
+
+    async def again(self, held: Pass, ending: Ending) -> Pass:
+        """Wait for another engine, in front of the others: this one failed before its first byte.
+
+        The request keeps its deadline and its charge. ``held`` ends here, whatever follows.
+
+        Raises:
+            Refused: as ``enter``.
+        """
+        if ending.outcome is not None:
+            self.give_back(held)
+            raise _refused(Refusal(0, ending.outcome))
+        if held.ghost:
+            return self._observe_again(held)
+        if held.lease_id is None:
+            raise MisuseError("a pass that was given back can't be used again")
+        lease_id, held.lease_id, held.returned = held.lease_id, None, True
+        return await self._decided(held.key, *self.core.requeue(lease_id, self._clock()), ending)
+
+    async def _decided(
+        self, key: FlowKey, ticket_id: int, verdicts: Sequence[Verdict], ending: Ending
+    ) -> Pass:
+        """Perform what the core said, and wait for its word on this ticket if it is still out."""
         own = next((v for v in verdicts if v.ticket_id == ticket_id), None)
         if own is None or isinstance(own, Queued):
             waiting: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -103,7 +136,7 @@ class Turnstile:
             self._perform([v for v in verdicts if v is not own])
             verdict = own
         if isinstance(verdict, Dispatched):
-            return Pass(verdict.engine, verdict.lease_id)
+            return Pass(verdict.engine, verdict.lease_id, key)
         raise _refused(verdict)
 
     def first_event(self, held: Pass) -> None:
@@ -173,11 +206,25 @@ class Turnstile:
         engine = self.core.pick(offer.key)
         if engine is None:
             raise Refused(Outcome.NO_ENGINE, _MESSAGES[Outcome.NO_ENGINE])
-        held = Pass(engine, None)
+        held = Pass(engine, None, offer.key, ghost=True)
         ticket_id, verdicts = self.core.offer(offer, self._clock())
         self._ghosts[ticket_id] = (held, offer)
         self._perform(verdicts)
         return held
+
+    def _observe_again(self, held: Pass) -> Pass:
+        """Forward to another engine; the ghost goes on waiting, or stays charged, as it is."""
+        others = self._others(held)
+        if not others:
+            self.give_back(held)
+            raise Refused(Outcome.NO_ENGINE, _MESSAGES[Outcome.NO_ENGINE])
+        held.engine = min(others, key=lambda e: (e.prefill_used, e.slots_used)).name
+        return held
+
+    def _others(self, held: Pass) -> list[EngineLedger]:
+        flow = self.core.flows.get(held.key)
+        engines = () if flow is None else flow.engines
+        return [e for e in engines if e.usable and e.name != held.engine]
 
     # -- verdicts --------------------------------------------------------------------------
 

@@ -1,116 +1,26 @@
+"""The prober against small engines on real sockets."""
+
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import os
+import ssl
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 
-from gateway.engines import (
-    EngineHealth,
-    Prober,
-    Scrape,
-    after_refused,
-    after_scrape,
-    after_silence,
-    after_success,
-    parse_metrics,
-)
+from gateway.breaker import BreakerRule
+from gateway.endpoint import Endpoint
+from gateway.engines import Prober, Probing, http_client
+from gateway.health import EngineHealth, HealthRules
+from gateway.progress import Pace
+from gateway.scrape import Scrape
+from tests.gateway.fake_engine import FakeEngine, listening
+from tests.gateway.test_scrape import PAGE
 
-NEW = EngineHealth("http://e")
-UP = after_success(NEW, 1.0)
-
-
-def test_an_engine_is_down_until_its_first_good_probe() -> None:
-    assert not NEW.up
-    assert (UP.up, UP.since_s, UP.reason) == (True, 1.0, "")
-    assert after_success(UP, 5.0).since_s == 1.0
-
-
-def test_silence_counts_and_a_good_probe_forgives_it() -> None:
-    once = after_silence(UP, 2.0, "slow", 3)
-    twice = after_silence(once, 3.0, "slow", 3)
-    down = after_silence(twice, 4.0, "slow", 3)
-    assert [health.up for health in (once, twice, down)] == [True, True, False]
-    assert down.since_s == 4.0
-    assert after_silence(after_success(twice, 3.5), 4.0, "slow", 3).up
-
-
-def test_an_engine_never_seen_up_is_not_up_for_being_silent() -> None:
-    assert not after_silence(NEW, 1.0, "slow", 3).up
-
-
-def test_a_refused_connection_is_down_at_once() -> None:
-    down = after_refused(UP, 2.0, "refused")
-    assert (down.up, down.since_s, down.reason) == (False, 2.0, "refused")
-    assert after_refused(down, 9.0, "refused").since_s == 2.0
-
-
-def test_another_process_start_is_a_new_epoch() -> None:
-    first = after_scrape(UP, Scrape(process_start_s=10.0))
-    same = after_scrape(first, Scrape(running=1.0, process_start_s=10.0))
-    silent = after_scrape(same, Scrape(running=2.0))
-    second = after_scrape(silent, Scrape(process_start_s=11.0))
-    assert [health.epoch for health in (first, same, silent, second)] == [1, 1, 1, 2]
-    assert silent.last == Scrape(running=2.0, process_start_s=10.0)
-
-
-PAGE = """# HELP vllm:num_requests_running x
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="a } b"} 3.0
-vllm:num_requests_running{engine="1",model_name="m"} 2.0 1700000000000
-vllm:num_requests_waiting{engine="0"} 1.0
-vllm:num_requests_waiting_by_reason{reason="capacity"} 9.0
-process_start_time_seconds 1.75e+09
-vllm:num_requests_running{engine="2"
-vllm:num_requests_waiting{engine="3"} many
-"""
-
-
-def test_the_wanted_gauges_are_summed_and_nonsense_is_skipped() -> None:
-    assert parse_metrics(PAGE) == Scrape(running=5.0, waiting=1.0, process_start_s=1.75e9)
-    assert parse_metrics("") == Scrape()
-
-
-class FakeEngine:
-    """A tiny HTTP server whose health status and metrics page a test sets."""
-
-    def __init__(self) -> None:
-        self.status = 200
-        self.metrics = PAGE
-        self.hangs = False
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while request := await reader.readuntil(b"\r\n\r\n"):
-                if self.hangs:
-                    await asyncio.sleep(60)
-                metrics = b" /metrics " in request
-                status, body = (200, self.metrics) if metrics else (self.status, "")
-                writer.write(
-                    f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
-                )
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def listening(engine: FakeEngine, port: int = 0) -> AsyncIterator[int]:
-    tasks: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(asyncio.ensure_future(engine.serve(reader, writer)))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", port)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+RULES = HealthRules(failures=2, stall_s=10.0, breaker=BreakerRule(2, 10.0, 0.01))
 
 
 def prober(
@@ -118,17 +28,19 @@ def prober(
 ) -> Prober:
     return Prober(
         [url],
-        interval_s=0.01,
-        timeout_s=timeout_s,
-        failures=2,
+        Probing(0.01, timeout_s, RULES),
         clock=asyncio.get_running_loop().time,
         on_change=on_change,
     )
 
 
+def client_of(port: int, timeout_s: float = 2.0) -> httpx.AsyncClient:
+    return http_client(Endpoint(f"http://127.0.0.1:{port}"), timeout_s)
+
+
 async def test_an_engine_that_comes_goes_and_returns_is_told_about_each_time() -> None:
     changes: asyncio.Queue[tuple[bool, int]] = asyncio.Queue()
-    engine = FakeEngine()
+    engine = FakeEngine(metrics=PAGE)
     async with listening(engine) as port:
         watcher = prober(
             f"http://127.0.0.1:{port}", lambda _, after: changes.put_nowait((after.up, after.epoch))
@@ -147,16 +59,16 @@ async def test_an_engine_that_comes_goes_and_returns_is_told_about_each_time() -
     with pytest.raises(asyncio.CancelledError):
         await task
     (health,) = watcher.health.values()
-    assert health.last == Scrape(5.0, 1.0, 1.76e9)
+    assert health.last.process_start_s == 1.76e9
     assert "ConnectError" in health.reason
 
 
 async def test_an_engine_that_hangs_is_down_after_its_allowed_silences() -> None:
     changes: list[bool] = []
-    engine = FakeEngine()
-    async with listening(engine) as port, httpx.AsyncClient(timeout=0.05) as client:
+    engine = FakeEngine(metrics=PAGE)
+    async with listening(engine) as port, client_of(port, 0.05) as client:
         url = f"http://127.0.0.1:{port}"
-        watcher = prober(url, lambda _, after: changes.append(after.up))
+        watcher = prober(url, lambda _, after: changes.append(after.up), 0.05)
         await watcher.probe(client, url)
         engine.hangs = True
         await watcher.probe(client, url)
@@ -168,8 +80,8 @@ async def test_an_engine_that_hangs_is_down_after_its_allowed_silences() -> None
 
 
 async def test_a_request_that_found_nobody_takes_the_engine_out_until_a_probe_succeeds() -> None:
-    engine = FakeEngine()
-    async with listening(engine) as port, httpx.AsyncClient() as client:
+    engine = FakeEngine(metrics=PAGE)
+    async with listening(engine) as port, client_of(port) as client:
         url = f"http://127.0.0.1:{port}"
         seen: list[tuple[bool, bool]] = []
         watcher = prober(url, lambda before, after: seen.append((before.up, after.up)))
@@ -183,11 +95,177 @@ async def test_a_request_that_found_nobody_takes_the_engine_out_until_a_probe_su
 
 
 async def test_a_metrics_page_that_fails_does_not_take_a_healthy_engine_out() -> None:
-    engine = FakeEngine()
+    engine = FakeEngine(metrics=PAGE)
     engine.metrics = "\x00 nonsense"
-    async with listening(engine) as port, httpx.AsyncClient() as client:
+    async with listening(engine) as port, client_of(port) as client:
         url = f"http://127.0.0.1:{port}"
         watcher = prober(url, lambda _before, _after: None)
         await watcher.probe(client, url)
         assert watcher.health[url].up
         assert watcher.health[url].last == Scrape()
+
+
+async def test_a_page_that_is_gone_makes_progress_unknown_and_not_stalled() -> None:
+    engine = FakeEngine(metrics=PAGE)
+    async with listening(engine) as port, client_of(port) as client:
+        url = f"http://127.0.0.1:{port}"
+        watcher = prober(url, lambda _before, _after: None)
+        watcher.use(Probing(1.0, 2.0, replace(RULES, stall_s=0.05)))
+        await watcher.probe(client, url)
+        await asyncio.sleep(0.06)
+        await watcher.probe(client, url)
+        assert watcher.health[url].progress.pace is Pace.STALLED
+        assert not watcher.health[url].up
+        engine.metrics = "nothing of interest"
+        await watcher.probe(client, url)
+        assert watcher.health[url].progress.pace is Pace.UNKNOWN
+        assert watcher.health[url].up
+
+
+async def test_requests_that_break_open_the_breaker_and_one_that_is_answered_closes_it() -> None:
+    engine = FakeEngine(metrics=PAGE)
+    async with listening(engine) as port, client_of(port) as client:
+        url = f"http://127.0.0.1:{port}"
+        watcher = prober(url, lambda _before, _after: None)
+        engine.metrics = ""
+        await watcher.probe(client, url)
+        watcher.failed(url, "disconnected")
+        watcher.failed(url, "disconnected")
+        assert not watcher.health[url].up
+        await asyncio.sleep(0.02)
+        await watcher.probe(client, url)
+        assert watcher.health[url].up
+        watcher.replied(url)
+        watcher.failed(url, "disconnected")
+        assert watcher.health[url].up
+
+
+async def test_engines_come_and_go_while_it_runs() -> None:
+    first, second = FakeEngine(metrics=PAGE), FakeEngine(metrics=PAGE)
+    async with listening(first) as one, listening(second) as two:
+        urls = [f"http://127.0.0.1:{port}" for port in (one, two)]
+        told: asyncio.Queue[str] = asyncio.Queue()
+        watcher = prober(urls[0], lambda _, after: told.put_nowait(after.engine))
+        task = asyncio.ensure_future(watcher.run())
+        assert await told.get() == urls[0]
+        watcher.watch(urls[1])
+        while await told.get() != urls[1]:
+            pass
+        assert await watcher.first_round(5.0)
+        watcher.forget(urls[0])
+        asked = len(first.requests)
+        watcher.failed(urls[0], "a request that still ran there")
+        await told.get()
+        await asyncio.sleep(0.05)
+        assert set(watcher.health) == {urls[1]}
+        assert len(first.requests) <= asked + 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_first_round_that_hangs_is_not_waited_for() -> None:
+    engine = FakeEngine(metrics=PAGE)
+    engine.hangs = True
+    async with listening(engine) as port:
+        watcher = prober(f"http://127.0.0.1:{port}", lambda _before, _after: None)
+        assert not await watcher.first_round(0.05)
+
+
+async def test_every_probe_opens_a_connection_of_its_own() -> None:
+    """Else one of several engines behind a name would be seen for ever."""
+    engine = FakeEngine(metrics=PAGE)
+    connections = 0
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await engine.serve(reader, writer)
+
+    server = await asyncio.start_server(count, "127.0.0.1", 0)
+    async with server, client_of(port := server.sockets[0].getsockname()[1]) as client:
+        url = f"http://127.0.0.1:{port}"
+        watcher = prober(url, lambda _before, _after: None)
+        await watcher.probe(client, url)
+        await watcher.probe(client, url)
+        assert (connections, len(engine.requests)) == (4, 4)
+
+
+async def test_a_unix_socket_is_probed(tmp_path: Path) -> None:
+    engine = FakeEngine(metrics=PAGE)
+    path = tmp_path / "engine.sock"
+    server = await asyncio.start_unix_server(engine.serve, path)
+    async with server:
+        url = f"unix:{path}"
+        watcher = prober(url, lambda _before, _after: None)
+        async with http_client(Endpoint(url), 2.0) as client:
+            await watcher.probe(client, url)
+        assert watcher.health[url].up
+
+
+async def test_a_looked_up_address_is_asked_by_the_services_name() -> None:
+    engine = FakeEngine(metrics=PAGE)
+    async with listening(engine) as port:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", service="vllm.svc")
+        watcher = Prober(
+            {"p#0": endpoint},
+            Probing(1.0, 2.0, RULES),
+            clock=asyncio.get_running_loop().time,
+            on_change=lambda _before, _after: None,
+        )
+        async with http_client(endpoint, 2.0) as client:
+            await watcher.probe(client, "p#0")
+        assert watcher.health["p#0"].up
+        assert f"host: vllm.svc:{port}\r\n".encode() in engine.requests[0].lower()
+
+
+async def test_a_client_for_plain_http_trusts_no_certificate() -> None:
+    async with http_client(Endpoint("http://127.0.0.1:1"), 1.0) as client:
+        pool = client._transport._pool  # type: ignore[attr-defined]
+        context = pool._ssl_context
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.get_ca_certs() == []
+
+
+CHILD = """
+import asyncio, os, resource, socket
+from gateway.engines import Prober, Probing, http_client
+from gateway.endpoint import Endpoint
+from gateway.wire import EngineClient, NoSocket
+
+async def main(port):
+    url = f"http://127.0.0.1:{port}"
+    told = []
+    clock = asyncio.get_running_loop().time
+    prober = Prober([url], Probing(), clock, lambda b, a: told.append(a.up))
+    client = EngineClient(url)
+    async with http_client(Endpoint(url), 2.0) as http:
+        await prober.probe(http, url)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        held = []
+        try:
+            while True:
+                held.append(socket.socket())
+        except OSError:
+            pass
+        await prober.probe(http, url)
+        try:
+            await client.exchange(b"GET", b"/health").start()
+        except NoSocket:
+            print("ours", prober.health[url].up, told)
+
+asyncio.run(main(int(os.environ["PORT"])))
+"""
+
+
+async def test_want_of_our_own_sockets_is_no_fault_of_the_engines() -> None:
+    async with listening(FakeEngine()) as port:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            CHILD,
+            env={**os.environ, "PORT": str(port), "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await child.communicate()
+    assert output.split(b"\n")[0] == b"ours True [True, True]"

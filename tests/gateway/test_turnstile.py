@@ -185,3 +185,149 @@ async def test_observe_without_an_engine_has_nowhere_to_forward_to() -> None:
         await gate.enter()
     assert refused.value.outcome is Outcome.NO_ENGINE
     assert gate.at_zero()
+
+
+class Two(Gate):
+    """Two engines of two slots."""
+
+    def __init__(self, mode: AdmissionMode = ENFORCE, **spec: Any) -> None:
+        super().__init__(mode, **spec)
+        limits = EngineLimits(slots=2, prefill_tokens=100_000, kv_tokens=100_000)
+        topology = Topology(
+            {"e": limits, "f": limits},
+            {"p": ["e", "f"]},
+            {("m", "short"): RouteView("p", mode=mode)},
+        )
+        specs = [group.spec for group in self.core.groups.values()]
+        self.turnstile.tell(lambda core, now: core.reconfigure(specs, topology, now))
+        for engine in ("e", "f"):
+            self.turnstile.tell(lambda core, now, e=engine: core.set_engine(e, now, up=True))
+
+    def used(self) -> int:
+        return sum(view.slots for view in self.core.engine_views())
+
+
+MODES = [ENFORCE, OBSERVE, AdmissionMode.OFF]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_request_whose_engine_failed_gets_the_other_and_one_lease(
+    mode: AdmissionMode,
+) -> None:
+    gate = Two(mode)
+    first = await gate.enter()
+    name = first.engine
+    assert gate.turnstile.elsewhere(first)
+    second = await gate.turnstile.again(first, Ending())
+    assert {name, second.engine} == {"e", "f"}
+    assert gate.used() == 1
+    gate.turnstile.first_event(second)
+    gate.turnstile.give_back(second)
+    assert gate.used() == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_pass_that_was_used_again_is_over(mode: AdmissionMode) -> None:
+    gate = Two(mode)
+    first = await gate.enter()
+    second = await gate.turnstile.again(first, Ending())
+    gate.turnstile.give_back(second)
+    gate.turnstile.give_back(first)
+    assert gate.used() == 0
+
+
+async def test_what_waits_again_waits_in_front_and_keeps_its_deadline() -> None:
+    gate = Two(max_age_s=0.2)
+    first = await gate.enter(slots=2)
+    other = await gate.enter(slots=2)
+    behind = asyncio.ensure_future(gate.enter(slots=2))
+    await asyncio.sleep(0)
+    gate.turnstile.tell(lambda core, now: core.set_engine(first.engine, now, up=False))
+    again = asyncio.ensure_future(gate.turnstile.again(first, Ending()))
+    await asyncio.sleep(0)
+    assert gate.turnstile.waiting == 2
+    gate.turnstile.give_back(other)
+    held = await again
+    assert (held.engine, behind.done()) == (other.engine, False)
+    with pytest.raises(Refused) as refused:
+        await behind
+    assert refused.value.outcome is Outcome.QUEUE_EXPIRED
+    gate.turnstile.give_back(held)
+    assert gate.used() == 0
+
+
+@pytest.mark.parametrize("how", ["leaves", "cancelled", "expires"])
+async def test_who_is_lost_while_waiting_again_leaves_nothing_behind(how: str) -> None:
+    gate, ending = Two(max_age_s=0.05 if how == "expires" else 60.0), Ending()
+    passes = [await gate.enter(slots=2), await gate.enter(slots=2)]
+    for engine in ("e", "f"):
+        gate.turnstile.tell(lambda core, now, e=engine: core.set_engine(e, now, up=False))
+    assert not gate.turnstile.elsewhere(passes[0])
+    again = asyncio.ensure_future(gate.turnstile.again(passes[0], ending))
+    await asyncio.sleep(0)
+    if how == "leaves":
+        ending.set()
+    elif how == "cancelled":
+        again.cancel()
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else Refused):
+        await again
+    gate.turnstile.give_back(passes[0])
+    gate.turnstile.give_back(passes[1])
+    assert gate.used() == 0
+    assert gate.turnstile.waiting == 0
+
+
+@pytest.mark.parametrize("mode", [OBSERVE, AdmissionMode.OFF])
+async def test_without_another_engine_what_does_not_wait_is_refused(mode: AdmissionMode) -> None:
+    gate = Two(mode)
+    held = await gate.enter()
+    for engine in ("e", "f"):
+        gate.turnstile.tell(lambda core, now, e=engine: core.set_engine(e, now, up=False))
+    with pytest.raises(Refused) as refused:
+        await gate.turnstile.again(held, Ending())
+    assert refused.value.outcome is Outcome.NO_ENGINE
+    gate.turnstile.give_back(held)
+    assert gate.used() == 0
+
+
+async def test_a_ghost_that_is_charged_stays_charged_once_over_a_retry() -> None:
+    gate = Two(OBSERVE)
+    passes = [await gate.enter(slots=2) for _ in range(3)]
+    assert gate.used() == 4  # two are charged, the third one's ghost waits
+    for held in passes:
+        assert await gate.turnstile.again(held, Ending()) is held
+    assert gate.used() == 4
+    for held in passes:
+        gate.turnstile.give_back(held)
+    assert gate.used() == 0
+
+
+async def test_who_has_left_before_gets_no_engine_even_if_one_is_free() -> None:
+    gate, ending = Gate(), Ending()
+    ending.set()
+    with pytest.raises(Refused) as refused:
+        await gate.enter(ending)
+    assert refused.value.outcome is Outcome.CLIENT_CANCELLED
+    assert gate.at_zero()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_who_has_left_gets_no_second_engine(mode: AdmissionMode) -> None:
+    gate, ending = Two(mode), Ending()
+    held = await gate.enter()
+    ending.set()
+    with pytest.raises(Refused) as refused:
+        await gate.turnstile.again(held, ending)
+    assert refused.value.outcome is Outcome.CLIENT_CANCELLED
+    assert gate.used() == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_engine_that_failed_is_not_elsewhere(mode: AdmissionMode) -> None:
+    gate = Two(mode)
+    held = await gate.enter()
+    other = "f" if held.engine == "e" else "e"
+    gate.turnstile.tell(lambda core, now: core.set_engine(other, now, up=False))
+    assert not gate.turnstile.elsewhere(held)
+    gate.turnstile.give_back(held)
+    assert gate.used() == 0

@@ -1,0 +1,149 @@
+"""Finds out what engines are to each other and to their configuration: aliases and priorities.
+
+Now and then it looks up where each engine is, compares who says the same of itself (``aliases``),
+and asks engines that should schedule by priority whether they do. What it finds is told once, when
+it changes. It looks only: what follows is for readiness, the log and people.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from gateway import schema
+from gateway.aliases import EngineIdentity, Shared, shared
+from gateway.capability import stated
+from gateway.domain import EngineLimits
+from gateway.engines import Prober, http_client
+from gateway.journal import Journal
+from gateway.membership import Members, engines_of
+from gateway.progress import PriorityState
+
+__all__ = ["Standing"]
+
+EVERY_S = 5.0
+LOOKUP_S = 2.0
+INFO_BYTES = 1 << 20
+
+
+class Standing:
+    """What is known of the engines beside their health."""
+
+    def __init__(self, prober: Prober, journal: Journal, clock: Callable[[], float]) -> None:
+        self._prober, self._journal, self._clock = prober, journal, clock
+        self._members: Members = {}
+        self._required = False
+        self._shared: list[Shared] = []
+        self._priority: dict[str, PriorityState] = {}
+        self._asked: set[str] = set()
+        self._lookups: dict[str, str] = {}
+        self._looked_s = float("-inf")
+
+    def use(
+        self, document: schema.Document, members: Members, limits: Mapping[str, EngineLimits]
+    ) -> None:
+        """Watch these engines under this configuration."""
+        self._members = members
+        self._required = document.isolation == "required"
+        self._looked_s = float("-inf")
+        before, self._priority = self._priority, {}
+        for name, has in limits.items():
+            fresh = PriorityState.NOT_ASKED if has.fcfs else PriorityState.UNVERIFIED
+            known = before.get(name, fresh)
+            asked = PriorityState.NOT_ASKED not in {fresh, known}
+            self._priority[name] = known if asked else fresh
+        self._asked &= self._priority.keys()
+
+    def restarted(self, engine: str) -> None:
+        """Another process answers there: ask it anew."""
+        self._asked.discard(engine)
+
+    def lookup_failed(self, pool: str, reason: str | None) -> None:
+        """A pool's name could not be looked up, or could again (None)."""
+        before = self._lookups.pop(pool, None)
+        if reason is not None:
+            self._lookups[pool] = reason
+        if (before is None) != (reason is None):
+            word = "lookup_failed" if reason else "lookup_works_again"
+            self._journal.event(word, pool=pool, reason=reason or before)
+
+    # -- looking ---------------------------------------------------------------------------
+
+    async def look(self, *, at_once: bool = False) -> None:
+        """Look at every engine, unless that was done a moment ago."""
+        if not at_once and self._clock() < self._looked_s + EVERY_S:
+            return
+        self._looked_s = self._clock()
+        for name in [
+            n for n, state in self._priority.items() if state is not PriorityState.NOT_ASKED
+        ]:
+            health = self._prober.health.get(name)
+            if name not in self._asked and health is not None and health.up:
+                await self._ask(name)
+        await self._compare()
+
+    async def _ask(self, name: str) -> None:
+        path = "/server_info?config_format=json"
+        try:
+            async with http_client(self._prober.endpoint(name), LOOKUP_S) as client:
+                state = stated(*await self._prober.get(client, name, path, INFO_BYTES))
+        except (httpx.HTTPError, TimeoutError):
+            state = PriorityState.UNVERIFIED
+        if name in self._priority:  # else it was removed meanwhile
+            self._asked.add(name)
+            self._priority[name] = state
+            self._journal.event("engine_priority", engine=name, state=state)
+
+    async def _compare(self) -> None:
+        addresses = engines_of(self._members)
+        places = await asyncio.gather(*map(_places, addresses.values()))
+        identities = {}
+        for name, found in zip(addresses, places, strict=True):
+            health = self._prober.health.get(name)
+            seen = health is not None and health.up and not health.epochs.mixed
+            page = health.last if health is not None and seen else None
+            known = (page.process_start_s, page.served) if page else (None, None)
+            identities[name] = EngineIdentity(found, *known)
+        before = {(s.engines, s.because) for s in self._shared}
+        self._shared = shared(identities, self._members)
+        for one in self._shared:
+            if (one.engines, one.because) not in before:
+                self._journal.event(
+                    "engines_are_one",
+                    engines=list(one.engines),
+                    pools=list(one.pools),
+                    reason=one.because,
+                )
+
+    # -- what was found --------------------------------------------------------------------
+
+    def isolation_fault(self) -> str | None:
+        """Under required isolation: two pools that are the same engine."""
+        across = (str(one) for one in self._shared if one.across)
+        return next(across, None) if self._required else None
+
+    def priority(self, engine: str) -> PriorityState:
+        """What is known of an engine's priorities."""
+        return self._priority.get(engine, PriorityState.NOT_ASKED)
+
+    def same_as(self, engine: str) -> list[str]:
+        """The other engines that are this one."""
+        pairs = (one.engines for one in self._shared if engine in one.engines)
+        return [other for pair in pairs for other in pair if other != engine]
+
+
+async def _places(address: str) -> frozenset[str]:
+    """Where an engine really is; nothing where that can't be looked up."""
+    if address.startswith("unix:"):
+        return frozenset({str(await asyncio.to_thread(Path(address[5:]).resolve))})
+    parts = urlsplit(address)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    looking = asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.wait_for(looking, LOOKUP_S)
+    except (OSError, TimeoutError):
+        return frozenset()
+    return frozenset(f"{where[0]}:{port}" for *_, where in found)
