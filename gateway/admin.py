@@ -1,79 +1,182 @@
-"""Answers operators: health and metrics for machines, the state of the gateway for people.
+"""Answers operators: health and metrics for machines, state and changes for people.
 
 Its own listener. ``/health/*`` and ``/metrics`` need no token, ``/admin/*`` needs a named one,
-compared in constant time. Liveness stays 200 while the process can answer; readiness is 503
-while it drains or while no pool has a healthy engine.
+compared in constant time: a viewer's to look, an operator's to change. Liveness stays 200 while
+the process can answer; readiness is 503 while it drains or while no engine is healthy. Errors are
+``{"error": REASON}``. A change made here is never repeated by a browser on somebody's behalf: the
+token travels in a header that browsers don't send by themselves.
 """
 
+import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
+from typing import Annotated, Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.app import Gateway
+from gateway.config import ConfigError
+from gateway.control import Change, Control, StaleError
+from gateway.limits import LimitError
 from gateway.schema import AdminToken
-from gateway.status import status, unready_reason
+from gateway.status import readiness, status, usage
 
 __all__ = ["build_admin"]
 
-Endpoint = Callable[[Request], Awaitable[Response]]
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_BODY_BYTES = 64 << 10
+BODY_TIMEOUT_S = 10.0
 
 
-def build_admin(gateway: Gateway, tokens: Sequence[AdminToken]) -> Starlette:
-    """The operators' application; ``tokens`` are the digests that open ``/admin``.
+class LimitsBody(BaseModel):
+    """The body of ``POST /admin/limits``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    revision: int
+    set: dict[str, Any]
+    expires_s: Annotated[float, Field(strict=False)] | None = None
+    check: bool = False
+
+
+def build_admin(control: Control) -> Starlette:
+    """The operators' application.
 
     All endpoints run on the loop: in a thread they would see the core while it changes.
     """
-
-    async def live(_: Request) -> Response:
-        return _json({"status": "live"})
-
-    async def ready(_: Request) -> Response:
-        reason = unready_reason(gateway)
-        return _json({"status": "ready"}) if reason is None else _json({"status": reason}, 503)
-
-    async def metrics(_: Request) -> Response:
-        return Response(gateway.parts.observer.page(), media_type=METRICS_TYPE)
-
-    async def show(_: Request) -> Response:
-        return _json(status(gateway))
-
+    pages = _Pages(control)
     application = Starlette(
         routes=[
-            Route("/health/live", live),
-            Route("/health/ready", ready),
-            Route("/metrics", metrics),
-            Route("/admin/status", _guarded(show, tokens)),
-        ]
+            Route("/health/live", pages.live),
+            Route("/health/ready", pages.ready),
+            Route("/metrics", pages.metrics),
+            Route("/admin/status", pages.status),
+            Route("/admin/usage", pages.usage),
+            Route("/admin/limits", pages.limits, methods=["GET", "POST"]),
+            Route("/admin/reload", pages.reload, methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: _refused, StaleError: _stale},
     )
     application.router.redirect_slashes = False
     return application
 
 
-def _guarded(endpoint: Endpoint, tokens: Sequence[AdminToken]) -> Endpoint:
-    async def guard(request: Request) -> Response:
-        sent = request.headers.getlist("authorization")
-        if len(sent) != 1 or _who(sent[0], tokens) is None:
-            return _json({"error": "a token is needed: 'Authorization: Bearer <token>'"}, 401)
-        return await endpoint(request)
+class _Pages:
+    """The endpoints. Those of ``/admin`` ask for a token first."""
 
-    return guard
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._gateway = control.gateway
+
+    async def live(self, _: Request) -> Response:
+        return _json({"status": "live"})
+
+    async def ready(self, _: Request) -> Response:
+        found = readiness(self._gateway)
+        return _json(found, 503 if found["reasons"] else 200)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._gateway.parts.observer.page(), media_type=METRICS_TYPE)
+
+    async def status(self, request: Request) -> Response:
+        self._viewer(request)
+        return _json(status(self._gateway))
+
+    async def usage(self, request: Request) -> Response:
+        self._viewer(request)
+        return _json(usage(self._gateway))
+
+    async def limits(self, request: Request) -> Response:
+        if request.method == "POST":
+            return await self._change_limits(request)
+        self._viewer(request)
+        return _json(self._control.view())
+
+    async def _change_limits(self, request: Request) -> Response:
+        who = self._operator(request)
+        try:
+            return _json(self._control.change(who, _change(await _body(request))))
+        except LimitError as error:
+            raise HTTPException(400, str(error)) from error
+
+    async def reload(self, request: Request) -> Response:
+        who = self._operator(request)
+        await _body(request)
+        try:
+            return _json(await self._control.reload(who))
+        except ConfigError as error:
+            raise HTTPException(400, str(error)) from error
+
+    def _viewer(self, request: Request) -> AdminToken:
+        return _known(request, self._gateway.setup.settings.document.admin.tokens)
+
+    def _operator(self, request: Request) -> str:
+        token = self._viewer(request)
+        if token.role != "operator":
+            raise HTTPException(403, f"the token {token.name!r} may look, not change")
+        return token.name
 
 
-def _who(authorization: str, tokens: Sequence[AdminToken]) -> str | None:
-    """The name of the token that was sent; every digest is compared, whichever matches."""
-    scheme, _, token = authorization.partition(" ")
-    digest = sha256(token.strip().encode()).hexdigest()
-    names = [t.name for t in tokens if hmac.compare_digest(digest, t.sha256)]
-    return names[0] if names and scheme.lower() == "bearer" else None
+def _known(request: Request, tokens: tuple[AdminToken, ...]) -> AdminToken:
+    """The token that was sent; every digest is compared, whichever matches."""
+    sent = request.headers.getlist("authorization")
+    scheme, _, text = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
+    digest = sha256(text.strip().encode()).hexdigest()
+    found = [t for t in tokens if hmac.compare_digest(digest, t.sha256)]
+    if not found or scheme.lower() != "bearer":
+        wanted = "a token is needed: 'Authorization: Bearer <token>'"
+        raise HTTPException(401, wanted, {"www-authenticate": "Bearer"})
+    return found[0]
 
 
-def _json(content: object, status: int = 200) -> Response:
+async def _body(request: Request) -> bytes:
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise HTTPException(400, f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the body is not whole") from None
+    return b"".join(parts)
+
+
+def _change(body: bytes) -> Change:
+    try:
+        asked = LimitsBody.model_validate(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise LimitError(f"the body is not JSON: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise LimitError(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
+    return Change(asked.revision, asked.set, asked.expires_s, asked.check)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise TypeError(f"no answer for {error!r}")
+    return _json({"error": _sentence(error)}, error.status_code, error.headers)
+
+
+def _sentence(error: HTTPException) -> str:
+    usual = {404: "there is nothing at this path", 405: "the method is not allowed here"}
+    return usual.get(error.status_code, error.detail)
+
+
+async def _stale(_: Request, error: Exception) -> Response:
+    revision = error.revision if isinstance(error, StaleError) else 0
+    return _json({"error": str(error), "revision": revision}, 409)
+
+
+def _json(content: object, status: int = 200, headers: Any = None) -> Response:
     body = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
-    return Response(body, status, media_type="application/json")
+    return Response(body, status, headers, media_type="application/json")

@@ -13,18 +13,27 @@ from typing import Any
 
 from gateway import sanitize
 from gateway.attempt import Attempts
-from gateway.auth import authenticate
-from gateway.catalogue import models_answer
+from gateway.catalogue import counted_answer, models_answer
 from gateway.contract import CONTRACT, Advice, Answer, answer, json_answer
 from gateway.domain import Outcome, Refused, Surface
+from gateway.early import EarlySend
 from gateway.edge import ClientGone, Receive, caller_ending, read_body
-from gateway.head import check_content_type, check_declared_length, surface_of, trace_id
+from gateway.head import (
+    check_content_type,
+    check_declared_length,
+    check_query,
+    model_named,
+    surface_at,
+    surface_of,
+    trace_id,
+)
 from gateway.intake import Held
 from gateway.lifetime import Timeline
 from gateway.observe import log_line
 from gateway.relay import Relayed, Send
-from gateway.request import understand
+from gateway.request import count_only, read, understand
 from gateway.setup import Parts, Setup
+from gateway.surfaces import SURFACES
 from gateway.visit import Visit
 
 __all__ = ["Gateway"]
@@ -36,14 +45,15 @@ class Gateway:
     """The ASGI application.
 
     ``setup`` may be replaced while it serves; requests end with the one they began with.
-    ``refusing`` turns new requests away as draining; ``running`` holds what must be ended when a
-    drain reaches its deadline.
+    ``probed``: every engine was asked for its health once. ``refusing`` turns new requests away
+    as draining; ``running`` holds what must be ended when a drain reaches its deadline.
     """
 
     def __init__(self, parts: Parts, setup: Setup) -> None:
         self.parts = parts
         self.setup = setup
         self.running: set[Visit] = set()
+        self.probed = False
         self.draining = False
         self.refusing = False
         self._attempts = Attempts(parts)
@@ -53,6 +63,9 @@ class Gateway:
         if scope["type"] != "http":
             return
         visit = self._visit(scope)
+        early_s = self.setup.settings.document.server.early_commit_after_s
+        if early_s is not None:
+            send = EarlySend(send, early_s)
         self.running.add(visit)
         try:
             await self._serve(visit, scope, receive, send)
@@ -64,27 +77,48 @@ class Gateway:
             self._log_fault(visit)
             await self._refuse(visit, Refused(Outcome.INTERNAL_ERROR, "Internal error."), send)
         finally:
+            if isinstance(send, EarlySend):
+                send.disarm()
             self.running.discard(visit)
-            finished = visit.finished(self.parts.clock())
-            self.parts.observer.record(finished)
-            self.parts.journal.line(log_line(finished))
+            self._finish(visit)
+
+    def _finish(self, visit: Visit) -> None:
+        """Record a request that is over: metrics, its caller's sums, spans, one log line."""
+        parts, ended_s = self.parts, self.parts.clock()
+        finished = visit.finished(ended_s)
+        parts.observer.record(finished)
+        reached = visit.marks.dispatched_s is not None
+        prompt_tokens = visit.prompt_tokens if reached else None
+        parts.usage.add(finished.key_id, visit.outcome, prompt_tokens, visit.completion_tokens)
+        if parts.tracer is not None and visit.trace is not None:
+            parts.tracer.record(visit, visit.trace, ended_s)
+        parts.journal.line(log_line(finished))
 
     # -- the way ---------------------------------------------------------------------------
 
     async def _serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         setup = self.setup
-        surface = visit.surface = surface_of(scope)
+        visit.surface = surface_at(scope)
+        surface = surface_of(scope)
+        check_query(scope, surface)
         if self.refusing:
             raise Refused(Outcome.DRAINING, "The gateway is draining.")
-        principal = visit.principal = authenticate(scope["headers"], setup.keyring)
+        principal = visit.principal = await self.parts.identity.principal(scope["headers"])
         if principal.surfaces is not None and surface not in principal.surfaces:
             raise Refused(Outcome.FORBIDDEN, f"This key may not use {scope['path']}.")
         if surface is Surface.MODELS:
             visit.outcome = Outcome.COMPLETED
-            await self._send(visit, models_answer(setup.settings.document.model, principal), send)
+            models, name = setup.settings.document.model, model_named(scope["path"])
+            await self._send(visit, models_answer(models, principal, name), send)
             return
         held = self.parts.intake.enter(principal.key_id)
         try:
+            if surface is Surface.COUNT_TOKENS:
+                body = await self._body(setup, visit, held, scope, receive)
+                reply = counted_answer(await count_only(setup, visit, body))
+                visit.outcome = Outcome.COMPLETED
+                await self._send(visit, reply, send)
+                return
             # The parsed body is not kept while the request waits and runs: only what goes out is.
             request = await understand(
                 setup,
@@ -93,6 +127,8 @@ class Gateway:
                 scope["headers"],
                 self.parts.observer,
             )
+            if visit.stream and isinstance(send, EarlySend):
+                send.arm(surface, visit.headers)
             relayed = await self._attempts.serve(setup, visit, request, send)
             await self._end(visit, relayed, send)
         finally:
@@ -103,8 +139,9 @@ class Gateway:
     ) -> dict[str, Any]:
         """The body, whole and in bounds, without what callers may not say."""
         server = setup.settings.document.server
-        check_content_type(scope["headers"])
-        check_declared_length(scope["headers"], server.max_body_bytes)
+        surface, headers = visit.surface or Surface.CHAT, scope["headers"]
+        check_content_type(headers, SURFACES[surface].body)
+        check_declared_length(headers, server.max_body_bytes)
         raw = await read_body(
             receive,
             server.max_body_bytes,
@@ -112,7 +149,7 @@ class Gateway:
             lambda more_bytes: self.parts.intake.received(held, more_bytes),
         )
         visit.body_bytes = len(raw)
-        return await setup.counting.pool.work(len(raw), lambda: sanitize.clean_body(raw))
+        return await setup.counting.pool.work(len(raw), lambda: read(raw, surface, headers))
 
     async def _end(self, visit: Visit, relayed: Relayed, send: Send) -> None:
         """Note how the relay ended; answer where the caller has no head yet."""
@@ -174,7 +211,11 @@ class Gateway:
         upstream_id = fresh if request_id == fresh else f"{request_id}-{fresh}"
         marks, ending = Timeline(self.parts.clock), caller_ending(scope)
         visit = Visit(request_id, upstream_id, self.parts.clock(), marks, ending)
-        visit.trace_id = trace_id(headers)
+        if self.parts.tracer is None:
+            visit.trace_id = trace_id(headers)
+        else:
+            visit.trace = self.parts.tracer.begin(headers)
+            visit.trace_id = visit.trace.trace_id
         return visit
 
     def _log_fault(self, visit: Visit) -> None:

@@ -4,27 +4,31 @@ import itertools
 import random
 import secrets
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 
 from gateway.admission import Admission
 from gateway.app import Gateway
 from gateway.config import Settings
 from gateway.contract import RetryAfter
-from gateway.counters import load_counters
+from gateway.counters import Counters, load_counters
 from gateway.counting import CountingStage
 from gateway.domain import Outcome
-from gateway.engines import EngineHealth, Prober
+from gateway.fleet import Fleet
+from gateway.health import EngineHealth
+from gateway.identity import Identity
 from gateway.intake import Intake
 from gateway.journal import Journal
+from gateway.membership import topology
 from gateway.observe import EngineLoad, FlowLoad, Observer, Occupancy
 from gateway.routing import RouteTable
 from gateway.schema import Server
 from gateway.setup import Parts, Setup, timeouts
 from gateway.template import ChatTemplate
 from gateway.tokenizer import CountingPool
+from gateway.tracing import make_tracer
 from gateway.turnstile import Turnstile
+from gateway.usage import UsageBook
 from gateway.verdicts import Offer
-from gateway.wire import EngineClient
 
 __all__ = ["build", "setup_of"]
 
@@ -35,7 +39,7 @@ def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> G
     table = settings.route_table(secrets.token_bytes(32))
     core = Admission(
         settings.flows,
-        table.topology(settings.engines),
+        topology(table, {pool: {} for pool in document.pool}, {}),  # the fleet brings the engines
         clock(),
         quantum=document.scheduling.quantum,
         beta=document.scheduling.beta,
@@ -45,38 +49,21 @@ def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> G
     def would_refuse(offer: Offer, outcome: Outcome) -> None:
         observer.would_refuse(offer.key.size_class, offer.key.service_class, outcome)
 
-    def changed(before: EngineHealth, after: EngineHealth) -> None:
-        if before.up == after.up:
-            if not after.up:
-                journal.event("engine_down", engine=after.engine, reason=after.reason)
-            elif before.epoch:
-                journal.event("engine_restarted", engine=after.engine, epoch=after.epoch)
-            return
-        word = "engine_up" if after.up else "engine_down"
-        journal.event(word, engine=after.engine, reason=after.reason)
-        recovered = after.up and before.epoch > 0
-        turnstile.tell(
-            lambda core, now: core.set_engine(after.engine, now, up=after.up, ramp=recovered)
-        )
-
     turnstile = Turnstile(core, clock, would_refuse)
-    prober = Prober(
-        settings.engines,
-        interval_s=document.probe.interval_s,
-        timeout_s=document.probe.timeout_s,
-        failures=document.probe.failures,
-        clock=clock,
-        on_change=changed,
-    )
+    fleet = Fleet(settings, table, turnstile, journal, clock)
     observer = Observer(settings, lambda: _occupancy(gateway))
     gateway = Gateway(
         Parts(
             intake=_intake(document.server),
             turnstile=turnstile,
-            clients={name: _client(settings, name) for name in settings.engines},
-            prober=prober,
+            fleet=fleet,
+            clients=fleet.clients,
+            prober=fleet.prober,
             observer=observer,
             journal=journal,
+            identity=Identity(settings.keyring, settings.issuers, clock, _wall, journal.event),
+            usage=UsageBook(),
+            tracer=make_tracer(settings),
             clock=clock,
             fresh_id=_fresh_ids(),
         ),
@@ -85,31 +72,38 @@ def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> G
     return gateway
 
 
-def setup_of(settings: Settings, table: RouteTable, turnstile: Turnstile) -> Setup:
-    """What ``settings`` decide, ready to serve with.
+def setup_of(
+    settings: Settings, table: RouteTable, turnstile: Turnstile, before: Setup | None = None
+) -> Setup:
+    """What ``settings`` decide, ready to serve with; may be called in a thread.
+
+    What is expensive or learnt and has not changed is taken over from ``before``.
 
     Raises:
         ConfigError: a tokenizer can't be loaded.
     """
     jitter = random.Random(secrets.randbits(64)).random  # spreads callers; nothing depends on it
     streamed, whole = timeouts(settings)
+    counters = load_counters(settings, before.counters if before else None)
+    known = before.advice if before else {}
     return Setup(
         settings=settings,
         table=table,
-        keyring=settings.keyring,
-        counting=_counting(settings, turnstile),
+        counters=counters,
+        counting=_counting(settings, counters, turnstile, before),
         specs={spec.group: spec for spec in settings.flows},
-        advice={spec.group: RetryAfter(jitter) for spec in settings.flows},
+        advice={s.group: known.get(s.group) or RetryAfter(jitter) for s in settings.flows},
         streamed=streamed,
         whole=whole,
+        pass_headers=tuple(n.encode() for n in settings.document.upstream.pass_headers),
     )
 
 
-def _counting(settings: Settings, turnstile: Turnstile) -> CountingStage:
-    section = settings.document.counting
-    models = settings.document.model
+def _counting(
+    settings: Settings, counters: Counters, turnstile: Turnstile, before: Setup | None
+) -> CountingStage:
     templates = {}
-    for name, model in models.items():
+    for name, model in settings.document.model.items():
         source, special_tokens = settings.chat_template(name)
         templates[name] = ChatTemplate(
             source,
@@ -118,15 +112,19 @@ def _counting(settings: Settings, turnstile: Turnstile) -> CountingStage:
             content_format=model.content_format,
             allowed_kwargs=model.chat_template_kwargs,
         )
-    return CountingStage(
-        settings,
-        CountingPool(
+    section = settings.document.counting
+    if before is not None and before.settings.document.counting == section:
+        pool = before.counting.pool
+    else:
+        pool = CountingPool(
             section.threads, section.inline_below_bytes, section.max_requests, section.max_bytes
-        ),
-        load_counters(settings),
-        templates,
-        turnstile,
-    )
+        )
+    return CountingStage(settings, pool, counters.by_model, templates, turnstile)
+
+
+def _wall() -> float:
+    """Seconds since 1970, which callers' tokens are dated in."""
+    return datetime.now(UTC).timestamp()
 
 
 def _intake(server: Server) -> Intake:
@@ -139,16 +137,10 @@ def _fresh_ids() -> Callable[[], str]:
     return lambda: f"{prefix}{next(numbers):016x}"
 
 
-def _client(settings: Settings, engine: str) -> EngineClient:
-    upstream = settings.document.upstream
-    return EngineClient(
-        engine, connect_timeout_s=upstream.connect_timeout_s, keepalive_s=upstream.keepalive_s
-    )
-
-
 def _occupancy(gateway: Gateway) -> Occupancy:
     parts = gateway.parts
     core, health = parts.turnstile.core, parts.prober.health
+    unknown = EngineHealth("")  # of an engine that is gone and ends what it has
     return Occupancy(
         flows=[
             FlowLoad(
@@ -166,7 +158,7 @@ def _occupancy(gateway: Gateway) -> Occupancy:
             EngineLoad(
                 view.engine,
                 view.usable,
-                health[view.engine].epoch,
+                health.get(view.engine, unknown).epoch,
                 view.slots,
                 view.prefill_tokens,
                 view.kv_tokens,
@@ -174,9 +166,16 @@ def _occupancy(gateway: Gateway) -> Occupancy:
                 view.prefill_limit,
                 view.kv_limit,
                 view.prefilling,
+                health.get(view.engine, unknown).progress.pace,
+                parts.fleet.priority(view.engine),
             )
             for view in core.engine_views()
         ],
         route_revision=gateway.setup.table.revision,
         draining=gateway.draining,
+        drain_remaining=len(gateway.running) if gateway.draining else 0,
+        routes=[
+            (f"{model}/{size}", route.candidate_weight)
+            for (model, size), route in gateway.setup.table.routes.items()
+        ],
     )

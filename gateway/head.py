@@ -9,12 +9,16 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.domain import Outcome, Refused, Surface
+from gateway.surfaces import SURFACES, BodyForm, ErrorForm
 
 __all__ = [
     "TARGETS",
     "check_content_type",
     "check_declared_length",
+    "check_query",
     "max_wait_s",
+    "model_named",
+    "surface_at",
     "surface_of",
     "trace_id",
 ]
@@ -22,33 +26,67 @@ __all__ = [
 Headers = Iterable[tuple[bytes, bytes]]
 
 # The only paths there are: engines leave several inference and admin paths unauthenticated.
-_PATHS: Mapping[str, tuple[str, Surface]] = MappingProxyType(
-    {
-        "/v1/chat/completions": ("POST", Surface.CHAT),
-        "/v1/completions": ("POST", Surface.COMPLETIONS),
-        "/v1/models": ("GET", Surface.MODELS),
-    }
+_PATHS: Mapping[str, Surface] = MappingProxyType(
+    {path: surface for surface, row in SURFACES.items() for path in row.paths}
 )
-TARGETS = MappingProxyType({surface: path.encode() for path, (_, surface) in _PATHS.items()})
+TARGETS = MappingProxyType({surface: row.paths[0].encode() for surface, row in SURFACES.items()})
+_ONE_MODEL = "/v1/models/"
+# As names are configured, without a step up or down the path.
+_MODEL_PATH = re.compile(r"/v1/models/[A-Za-z0-9._:/-]{1,128}")
+_ONE_RESPONSE = "/v1/responses/"
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def surface_at(scope: Mapping[str, Any]) -> Surface | None:
+    """The surface whose path this is, if any, whatever the method: it has the error form."""
+    path: str = scope["path"]
+    if scope["raw_path"].startswith(_ONE_MODEL.encode()) and _is_model_path(path):
+        return Surface.MODELS
+    return _PATHS.get(path) if scope["raw_path"] == path.encode() else None
+
+
+def _is_model_path(path: str) -> bool:
+    steps = {"", ".", ".."}
+    return bool(_MODEL_PATH.fullmatch(path)) and steps.isdisjoint(path.split("/")[1:])
 
 
 def surface_of(scope: Mapping[str, Any]) -> Surface:
     """The surface of an allowed path and method.
 
-    The path must stand on the wire as it is: an encoded or dotted spelling is another path.
+    The path must stand on the wire as it is: an encoded or dotted spelling is another path. Only
+    the name after ``/v1/models/`` may be encoded; it is looked up in the configuration.
 
     Raises:
-        Refused: ``not_found``, or ``bad_request`` with 405.
+        Refused: ``not_found``; ``bad_request`` with 405, or for calls that need stored responses.
     """
-    path: str = scope["path"]
-    known = _PATHS.get(path) if scope["raw_path"] == path.encode() else None
-    if known is None:
+    surface = surface_at(scope)
+    if surface is None:
+        if scope["raw_path"].startswith(_ONE_RESPONSE.encode()):
+            message = "Responses are not stored here; send the whole conversation as input."
+            raise Refused(Outcome.BAD_REQUEST, message)
         raise Refused(Outcome.NOT_FOUND, "There is nothing at this path.")
-    if scope["method"] != known[0]:
-        raise Refused(Outcome.BAD_REQUEST, f"{path} takes {known[0]}.", status=405)
-    return known[1]
+    method = SURFACES[surface].method
+    if scope["method"] != method:
+        message = f"{scope['path'][:80]} takes {method}."
+        raise Refused(Outcome.BAD_REQUEST, message, status=405)
+    return surface
+
+
+def model_named(path: str) -> str | None:
+    """The model that a path under ``/v1/models/`` asks about; ``None``: it asks for the list."""
+    return path.removeprefix(_ONE_MODEL) if path.startswith(_ONE_MODEL) else None
+
+
+def check_query(scope: Mapping[str, Any], surface: Surface) -> None:
+    """Raises ``Refused`` (``bad_request``) where a query string could say something.
+
+    None is ever passed on. Anthropic's clients mark their beta calls with one, which is let be.
+    """
+    query = scope.get("query_string", b"")
+    anthropic = SURFACES[surface].errors is ErrorForm.ANTHROPIC
+    if query and not (anthropic and query == b"beta=true"):
+        raise Refused(Outcome.BAD_REQUEST, "A query string is not taken here.")
 
 
 def check_declared_length(headers: Headers, limit_bytes: int) -> None:
@@ -59,13 +97,23 @@ def check_declared_length(headers: Headers, limit_bytes: int) -> None:
         raise Refused(Outcome.BODY_TOO_LARGE, message)
 
 
-def check_content_type(headers: Headers) -> None:
-    """Raises ``Refused`` (``bad_request`` with 415) unless the body is declared as JSON."""
+_KINDS = MappingProxyType(
+    {BodyForm.JSON: b"application/json", BodyForm.MULTIPART: b"multipart/form-data"}
+)
+
+
+def check_content_type(headers: Headers, form: BodyForm = BodyForm.JSON) -> bytes:
+    """The declared content type.
+
+    Raises:
+        Refused: ``bad_request`` with 415 where it is not exactly one, of ``form``.
+    """
     kinds = [value for name, value in headers if name == b"content-type"]
-    kind = kinds[0].partition(b";")[0].strip().lower() if len(kinds) == 1 else b""
-    if kind != b"application/json":
-        message = "The content type must be application/json."
+    wanted = _KINDS.get(form, b"")
+    if len(kinds) != 1 or kinds[0].partition(b";")[0].strip().lower() != wanted:
+        message = f"The content type must be {wanted.decode()}."
         raise Refused(Outcome.BAD_REQUEST, message, status=415)
+    return kinds[0]
 
 
 def max_wait_s(headers: Headers) -> float | None:

@@ -18,10 +18,14 @@ import httptools
 __all__ = [
     "MAX_HEAD_BYTES",
     "BadResponse",
+    "ConnectFailed",
+    "ConnectTimedOut",
     "Connection",
     "Disconnected",
     "Header",
+    "NoSocket",
     "Receiver",
+    "TimedOut",
     "WireError",
     "request_head",
 ]
@@ -53,6 +57,22 @@ class Disconnected(WireError):
 
 class BadResponse(WireError):
     """What arrived is not a response that can be relied on."""
+
+
+class ConnectFailed(WireError):
+    """No connection could be opened: nothing was sent."""
+
+
+class NoSocket(ConnectFailed):
+    """This process or machine can open no more connections: no fault of the engine's."""
+
+
+class ConnectTimedOut(ConnectFailed):
+    """No connection came about in time; the address may be fine."""
+
+
+class TimedOut(WireError):
+    """A time limit of the exchange passed."""
 
 
 def _plain(framing: Header) -> bool:
@@ -135,6 +155,8 @@ class Connection(asyncio.BufferedProtocol):
         self._head_done = False
         self._until_close = False
         self._complete = False
+        self._chunk_done = self._between_chunks = False
+        self._bodies: list[bytes] = []
         self._reusable = True
         self.silent = True
 
@@ -176,17 +198,51 @@ class Connection(asyncio.BufferedProtocol):
         if self._receiver is None:
             self.drop()
             return
+        if self._between_chunks and self._is_one_chunk(nbytes):
+            return
         self.silent = False
         self._overhead_bytes += nbytes
+        read = self._buffer[:nbytes]
         try:
-            self._parser.feed_data(self._buffer[:nbytes])
+            self._parser.feed_data(read)
         except httptools.HttpParserError as error:
+            self._hand_on()
             self._refuse(error)
         else:
+            self._hand_on()
+            # A size line that is not whole yet does not end so, one that is whole was told.
+            self._between_chunks = self._chunk_done and bytes(read[-2:]) == b"\r\n"
             if self._overhead_bytes > MAX_HEAD_BYTES:
                 self._give_up(BadResponse("more than 64 KiB of framing without a body byte"))
         if self._complete:
             self._end()
+
+    def _is_one_chunk(self, nbytes: int) -> bool:
+        """Pass on a read that is exactly one chunk, the usual one, past the parser.
+
+        The parser stands between two chunks and will stand there after it. What is not plainly
+        such a chunk (an extension, capitals, leading zeros, the last one) is the parser's.
+        """
+        data = bytes(self._buffer[:nbytes])
+        end = data.find(b"\r\n", 1, 8)
+        size = nbytes - end - 4
+        if end < 0 or size <= 0 or not data.endswith(b"\r\n") or data[:end] != b"%x" % size:
+            return False
+        self._bodies.append(data[end + 2 : -2])
+        self._hand_on()
+        return True
+
+    def _hand_on(self) -> None:
+        """Give the receiver the body bytes of one read, in one piece."""
+        bodies = self._bodies
+        if not bodies:
+            return
+        data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        bodies.clear()
+        if self._receiver is not None and self._receiver.got_body(data) and not self._paused:
+            self._paused = True
+            self.pauses += 1
+            self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: which only some responses may end with."""
@@ -226,12 +282,17 @@ class Connection(asyncio.BufferedProtocol):
             self._complete, self._reusable = True, False
 
     def on_body(self, data: bytes) -> None:
-        """Pass body bytes on."""
+        """Keep body bytes until the read has been parsed."""
         self._overhead_bytes = 0
-        if self._receiver is not None and self._receiver.got_body(data) and not self._paused:
-            self._paused = True
-            self.pauses += 1
-            self._transport.pause_reading()
+        self._bodies.append(data)
+
+    def on_chunk_header(self) -> None:
+        """A chunk's size line is whole."""
+        self._chunk_done = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk is whole, with its line end."""
+        self._chunk_done = True
 
     def on_message_complete(self) -> None:
         """Note the end of the response, unless it was an informational one."""

@@ -31,13 +31,17 @@ class Intake:
     """
 
     def __init__(self, max_requests: int, max_bytes: int, principal_share: float = 1.0) -> None:
+        self._by_principal: dict[str, tuple[int, int]] = {}
+        self.requests = 0
+        self.bytes = 0
+        self.bound(max_requests, max_bytes, principal_share)
+
+    def bound(self, max_requests: int, max_bytes: int, principal_share: float) -> None:
+        """Put other bounds in force; what is held already stays held."""
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._own_requests = max(1, int(principal_share * max_requests))
         self._own_bytes = int(principal_share * max_bytes)
-        self._by_principal: dict[str, tuple[int, int]] = {}
-        self.requests = 0
-        self.bytes = 0
 
     def enter(self, principal: str) -> Held:
         """Take a request whose headers are complete and whose caller is known.

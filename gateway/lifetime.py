@@ -7,10 +7,12 @@ Seconds of one monotonic clock, which is handed in.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.domain import Outcome
+from gateway.tallies import BOUNDS_S
 from gateway.wire import Disconnected, Exchange, TimedOut
 
 __all__ = ["Ending", "Timeline", "Timeouts", "Watch"]
@@ -38,7 +40,8 @@ class Timeline:
 
     ``on_first_event`` is called once, when the first good data event of a stream arrives,
     ``on_progress`` with the number of data events each time that it has grown by 64.
-    ``max_gap_s`` is the longest time between reads that brought data events.
+    ``max_gap_s`` is the longest time between reads that brought data events, ``gaps`` how many
+    of those times fall into each bucket of the metrics.
     """
 
     clock: Callable[[], float]
@@ -48,18 +51,22 @@ class Timeline:
     first_event_s: float | None = None
     last_event_s: float | None = None
     max_gap_s: float = 0.0
+    gaps: list[int] = field(default_factory=list)
     events: int = 0
     ended_s: float | None = None
 
-    def saw(self, events: int) -> None:
-        """Note that the stream now stands at ``events`` data events."""
+    def saw(self, events: int) -> float:
+        """Note that the stream now stands at ``events`` data events; returns the time."""
         now = self.clock()
         if self.last_event_s is None:
             self.first_event_s = now
+            self.gaps = [0] * (len(BOUNDS_S) + 1)
             if self.on_first_event is not None:
                 self.on_first_event()
-        elif now - self.last_event_s > self.max_gap_s:
-            self.max_gap_s = now - self.last_event_s
+        else:
+            gap_s = now - self.last_event_s
+            self.gaps[bisect_left(BOUNDS_S, gap_s)] += 1
+            self.max_gap_s = max(self.max_gap_s, gap_s)
         self.last_event_s = now
         if (
             self.on_progress is not None
@@ -67,6 +74,12 @@ class Timeline:
         ):
             self.on_progress(events)
         self.events = events
+        return now
+
+    def broke(self) -> None:
+        """The stream ended before its end: the silence before that was a stall too."""
+        if self.last_event_s is not None:
+            self.max_gap_s = max(self.max_gap_s, self.clock() - self.last_event_s)
 
 
 class Ending:
@@ -148,9 +161,9 @@ class Watch:
         self._timer.cancel()
         self._gone.unwatch(self._end)
 
-    def heard(self) -> None:
+    def heard(self, now_s: float) -> None:
         """The engine has delivered, and the caller has taken it: the idle time starts anew."""
-        first, self.quiet_from_s = self.quiet_from_s is None, self._clock()
+        first, self.quiet_from_s = self.quiet_from_s is None, now_s
         if first and self._timeouts.idle_s < self._timeouts.first_byte_s:
             self._timer.cancel()
             self._check()

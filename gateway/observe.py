@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gateway.config import Settings, SizeClass
-from gateway.contract import CONTRACT
 from gateway.domain import Outcome, Surface
-from gateway.tallies import Kind, Tallies
+from gateway.finished import Finished, log_line
+from gateway.progress import Pace, PriorityState
+from gateway.tallies import BOUNDS_S, Kind, Tallies
 
 __all__ = [
     "METRICS",
@@ -34,12 +34,7 @@ __all__ = [
 
 UNKNOWN = "unknown"
 _FLOW = ("size_class", "service_class")
-# From a cached short prompt's first token to the longest document: 1 ms to 600 s.
-_SECONDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),
-    *(0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
-)
-_METHODS = ("kitoken", "tokenizers", "ids")
+_METHODS = ("kitoken", "tokenizers", "ids", "estimate", "configured")
 _PHASES = ("queued", "before_first_byte", "mid_stream")
 
 
@@ -63,6 +58,7 @@ METRICS: Mapping[str, Kind] = MappingProxyType(
         "sluicegate_queue_wait_seconds": Kind("histogram", _FLOW, "Arrival to dispatch."),
         "sluicegate_ttft_seconds": Kind("histogram", _FLOW, "Arrival to first data event."),
         "sluicegate_engine_ttft_seconds": Kind("histogram", _FLOW, "Dispatch to first event."),
+        "sluicegate_chunk_gap_seconds": Kind("histogram", _FLOW, "Between reads with events."),
         "sluicegate_max_stall_seconds": Kind("histogram", _FLOW, "Longest gap between events."),
         "sluicegate_e2e_seconds": Kind("histogram", _FLOW, "Arrival to end."),
         "sluicegate_classification_seconds": Kind(
@@ -81,11 +77,21 @@ METRICS: Mapping[str, Kind] = MappingProxyType(
         "sluicegate_engine_slots_limit": Kind("gauge", ("engine",), "Limit now in force."),
         "sluicegate_engine_prefill_tokens_limit": Kind("gauge", ("engine",), "Limit in force."),
         "sluicegate_engine_kv_tokens_limit": Kind("gauge", ("engine",), "Limit now in force."),
+        "sluicegate_engine_progress": Kind(
+            "gauge", ("engine", "progress"), "1 for what the engine's count of steps says."
+        ),
+        "sluicegate_engine_priority": Kind(
+            "gauge", ("engine", "priority"), "1 for what is known of its priorities."
+        ),
         "sluicegate_engine_prefilling": Kind(
             "gauge", ("engine", "size_class"), "Requests in prefill."
         ),
         "sluicegate_route_revision": Kind("gauge", (), "Revision of the route table."),
+        "sluicegate_route_candidate_weight": Kind(
+            "gauge", ("route",), "Part of a route's callers that get its candidate pool."
+        ),
         "sluicegate_draining": Kind("gauge", (), "1 while the gateway drains."),
+        "sluicegate_drain_remaining": Kind("gauge", (), "Requests a drain still waits for."),
     }
 )
 
@@ -117,6 +123,8 @@ class EngineLoad:
     prefill_tokens_limit: int
     kv_tokens_limit: int
     prefilling: tuple[tuple[str, int], ...] = ()
+    progress: str = Pace.UNKNOWN
+    priority: str = PriorityState.NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,42 +135,8 @@ class Occupancy:
     engines: Sequence[EngineLoad]
     route_revision: int
     draining: bool = False
-
-
-@dataclass(slots=True)
-class Finished:
-    """One request at its end. Times are on the gateway's clock; ``None``: did not come to that.
-
-    ``offered`` says that it was counted as such before. Not frozen: one is made per request, and
-    a frozen one of so many fields takes four times as long.
-    """
-
-    outcome: Outcome
-    request_id: str
-    surface: Surface | None
-    arrived_s: float
-    ended_s: float
-    status: int | None = None
-    key_id: str | None = None
-    trace_id: str | None = None
-    model: str | None = None
-    size_class: str | None = None
-    service_class: str | None = None
-    arm: str | None = None
-    pool: str | None = None
-    engine: str | None = None
-    stream: bool = False
-    prompt_tokens: int | None = None
-    engine_prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    classify_s: float | None = None
-    classify_method: str | None = None
-    dispatched_s: float | None = None
-    first_event_s: float | None = None
-    max_stall_s: float | None = None
-    retries: int = 0
-    offered: bool = False
-    detail: str | None = None
+    drain_remaining: int = 0
+    routes: Sequence[tuple[str, float]] = ()
 
 
 class Observer:
@@ -174,12 +148,16 @@ class Observer:
 
     def __init__(self, settings: Settings, occupancy: Callable[[], Occupancy]) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self._tallies = Tallies(METRICS, _SECONDS)
+        self._tallies = Tallies(METRICS, BOUNDS_S)
+        self.use(settings)
+        self.registry.register(self._tallies)
+        self.registry.register(_OccupancyCollector(occupancy))
+
+    def use(self, settings: Settings) -> None:
+        """Take the classes and pools of another configuration; what was counted stays."""
         self._limits = {size.name: size for size in settings.sizes}
         self._services = frozenset(settings.document.service)
         self._pools = frozenset(settings.document.pool)
-        self.registry.register(self._tallies)
-        self.registry.register(_OccupancyCollector(occupancy))
 
     def offered(self, size_class: str | None, service_class: str | None) -> None:
         """Count a request whose class is known now; ``record`` does so for all others."""
@@ -220,6 +198,9 @@ class Observer:
     def _record_run(self, finished: Finished, flow: tuple[str, str]) -> None:
         for name, seconds in _durations(finished):
             self._tallies.observe(name, flow, seconds)
+        if any(finished.gaps):
+            name = "sluicegate_chunk_gap_seconds"
+            self._tallies.fold(name, flow, finished.gaps, finished.gaps_sum_s)
         if finished.prompt_tokens:
             self._tallies.add("sluicegate_prompt_tokens", flow, finished.prompt_tokens)
         if finished.engine_prompt_tokens not in {None, finished.prompt_tokens}:
@@ -286,6 +267,9 @@ class _OccupancyCollector:
         for name, labels, value in (*_flow_rows(now.flows), *_engine_rows(now.engines)):
             gauges[name].add_metric(labels, value)
         gauges["sluicegate_route_revision"].add_metric((), now.route_revision)
+        for route, weight in now.routes:
+            gauges["sluicegate_route_candidate_weight"].add_metric((route,), weight)
+        gauges["sluicegate_drain_remaining"].add_metric((), now.drain_remaining)
         gauges["sluicegate_draining"].add_metric((), float(now.draining))
         return gauges.values()
 
@@ -320,6 +304,11 @@ def _engine_rows(engines: Iterable[EngineLoad]) -> Iterator[_Sample]:
         }
         for name, value in values.items():
             yield f"sluicegate_engine_{name}", (e.engine,), value
+        for pace in Pace:
+            yield "sluicegate_engine_progress", (e.engine, pace.value), float(pace == e.progress)
+        for state in PriorityState:
+            labels = (e.engine, state.value)
+            yield "sluicegate_engine_priority", labels, float(state == e.priority)
         for size_class, count in e.prefilling:
             yield "sluicegate_engine_prefilling", (e.engine, size_class), count
 
@@ -331,13 +320,16 @@ def series_bound(settings: Settings) -> int:
         "service_class": len(settings.document.service) + 1,
         "outcome": len(Outcome),
         "surface": len(Surface) + 1,
-        "engine": len(settings.engines),
+        "engine": sum(pool.engine_bound for pool in settings.document.pool.values()),
+        "progress": len(Pace),
+        "priority": len(PriorityState),
         "pool": len(settings.document.pool),
+        "route": len(settings.document.route),
         "method": len(_METHODS),
         "phase": len(_PHASES),
     }
     # A histogram has its buckets, +Inf, sum and count.
-    per_child = {"gauge": 1, "counter": 1, "histogram": len(_SECONDS) + 3}
+    per_child = {"gauge": 1, "counter": 1, "histogram": len(BOUNDS_S) + 3}
     bound = 0
     for kind in METRICS.values():
         children = per_child[kind.kind]
@@ -345,40 +337,3 @@ def series_bound(settings: Settings) -> int:
             children *= values[label]
         bound += children
     return bound
-
-
-def log_line(finished: Finished) -> bytes:
-    """One JSON line for a finished request: words, counts and milliseconds, and no content."""
-    row = CONTRACT[finished.outcome]
-    line = {
-        "event": "request",
-        "outcome": finished.outcome.value,
-        "status": finished.status or row.status or row.logged_status,
-        "request_id": finished.request_id,
-        "trace_id": finished.trace_id,
-        "key_id": finished.key_id,
-        "surface": finished.surface,
-        "model": finished.model,
-        "size_class": finished.size_class,
-        "service_class": finished.service_class,
-        "arm": finished.arm,
-        "pool": finished.pool,
-        "engine": finished.engine,
-        "stream": finished.stream,
-        "prompt_tokens": finished.prompt_tokens,
-        "engine_prompt_tokens": finished.engine_prompt_tokens,
-        "completion_tokens": finished.completion_tokens,
-        "classify_ms": _ms(finished.classify_s),
-        "queue_ms": _ms(finished.dispatched_s, finished.arrived_s),
-        "ttft_ms": _ms(finished.first_event_s, finished.arrived_s),
-        "max_stall_ms": _ms(finished.max_stall_s),
-        "e2e_ms": _ms(finished.ended_s, finished.arrived_s),
-        "retries": finished.retries,
-        "detail": finished.detail,
-    }
-    present = {key: value for key, value in line.items() if value is not None}
-    return orjson.dumps(present, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _ms(end_s: float | None, start_s: float = 0.0) -> float | None:
-    return None if end_s is None else round((end_s - start_s) * 1000.0, 3)

@@ -11,17 +11,20 @@ time limits. Each closes the connection to the engine at once, in every phase; t
 way an engine learns of it. The idle limit counts data events, not bytes, because a dead engine
 may go on sending comments; time in which the caller does not read does not count.
 
-When the caller is slow, ``send`` waits, nothing is read, and the engine's connection pauses.
+When the caller is slow, ``send`` waits, nothing is read, and the engine's connection pauses. While
+it is not, parts of a stream pass from the engine's read to the caller's write without a task.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from gateway.contract import MAX_RETRY_AFTER_S, error_event
 from gateway.domain import Outcome, Surface
+from gateway.eager import Started
 from gateway.lifetime import Ending, Timeline, Timeouts, Watch
-from gateway.sse import END_RULES, MAX_EVENT_BYTES, StreamScanner, scan_body
+from gateway.sse import END_RULES, MAX_EVENT_BYTES, StreamScanner, scan_answer
+from gateway.trim import before_mark, without_usage
 from gateway.wire import (
     BadResponse,
     ConnectFailed,
@@ -29,12 +32,14 @@ from gateway.wire import (
     EngineClient,
     Exchange,
     Header,
+    NoSocket,
     TimedOut,
     WireError,
 )
 
 __all__ = [
     "MAX_HELD_BYTES",
+    "STREAM_HEADERS",
     "Ending",
     "Relayed",
     "Send",
@@ -46,9 +51,9 @@ __all__ = [
 
 MAX_HELD_BYTES = 8 << 20
 
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Send = Callable[[Mapping[str, Any]], Coroutine[Any, Any, None]]
 
-_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _BAD_REASONS = frozenset({"abort", "error"})
 _INTERRUPTED = "The engine ended this stream before it was complete."
 _DRAINED = "The gateway is shutting down and ended this stream at its drain deadline."
@@ -59,6 +64,8 @@ class UpstreamCall:
     """What to send to the engine, and what its answer gets besides its own bytes.
 
     ``answer_headers`` are added to the head of the answer; hop-by-hop ones have no place there.
+    ``pass_headers``: of the engine's head, what the answer gets too. ``hide_usage``: the caller
+    did not ask for the usage event that the engine will send.
     """
 
     target: bytes
@@ -68,6 +75,8 @@ class UpstreamCall:
     surface: Surface
     answer_headers: Sequence[Header] = ()
     method: bytes = b"POST"
+    hide_usage: bool = False
+    pass_headers: Collection[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,8 @@ class Relayed:
 
     ``committed``: the caller has a head, and nothing else may be sent. Else the answer is still
     to be made, from ``outcome`` and, for an engine's own error, ``status`` and ``body``.
-    ``detail`` is a word for the log; ``connect_failed`` and ``connect_timeout`` mean that
-    nothing was sent.
+    ``began``: the head of the engine's answer had come. ``detail`` is a word for the log;
+    ``connect_failed`` and ``connect_timeout`` mean that nothing was sent.
     """
 
     outcome: Outcome
@@ -89,6 +98,7 @@ class Relayed:
     body: bytes | None = None
     retry_after_s: float | None = None
     detail: str = ""
+    began: bool = False
 
 
 async def relay(
@@ -124,13 +134,16 @@ class _Run:
     """One answer on its way: ``answer`` passes it on, ``fail`` ends it when it broke."""
 
     __slots__ = (
+        "_broken",
         "_call",
         "_committed",
         "_exchange",
         "_head",
+        "_held",
         "_marks",
         "_scanner",
         "_send",
+        "_sending",
         "_watch",
     )
 
@@ -139,9 +152,12 @@ class _Run:
     ) -> None:
         self._exchange, self._call, self._send = exchange, call, send
         self._marks, self._watch = marks, watch
-        self._committed = False
+        self._committed = self._broken = False
         self._head: dict[bytes, bytes] = {}
         self._scanner: StreamScanner | None = None
+        # Of a stream: the beginning of an event that is not whole, and a send that has to wait.
+        self._held = b""
+        self._sending: Started[None] | None = None
 
     async def answer(self) -> Relayed:
         """Pass the answer on; WireError when it breaks."""
@@ -150,14 +166,15 @@ class _Run:
         if head.get(b"content-encoding", b"identity") != b"identity":
             raise BadResponse("a content-encoding that was not asked for")
         rule = END_RULES.get(self._call.surface) if self._call.stream else None
-        events = b"text/event-stream" in head.get(b"content-type", b"").lower()
-        if rule is None or not events or self._exchange.status != 200:
-            self._watch.heard()
+        if rule is None or self._exchange.status != 200:
             return await self._whole()
-        self._scanner = StreamScanner(rule)
-        return await self._stream(self._scanner)
-
-    # Streams.
+        kind = head.get(b"content-type", b"").lower()
+        if b"text/event-stream" in kind:
+            self._scanner = StreamScanner(rule)
+            return await self._stream(self._scanner)
+        if b"json" in kind:  # some engines answer so where they find nothing to stream
+            return await self._whole()
+        raise BadResponse("no stream where one was asked for")
 
     async def _stream(self, scanner: StreamScanner) -> Relayed:
         data = b""
@@ -167,15 +184,16 @@ class _Run:
             return self._error_first(scanner)
         if scanner.finish_reason in _BAD_REASONS:
             return self._unsent(Outcome.ENGINE_REJECTED, 503, f"finish_{scanner.finish_reason}")
-        await self._commit(_STREAM_HEADERS)
-        read = self._exchange.read
-        held = await self._pass(scanner, data)
-        while data := await read():
-            scanner.feed(data)
-            held = await self._pass(scanner, held + data)
+        if scanner.done and scanner.events == 1:
+            raise _Unfinished("no_event")
+        await self._commit(STREAM_HEADERS)
+        more = self._pass(scanner, data)
+        while not more or await self._exchange.flow(self._take):
+            await self._settle(scanner)
+            more = True
         if not scanner.complete:
             raise _Unfinished(_shortfall(scanner))
-        return await self._complete(held)
+        return await self._complete(self._held)
 
     async def _more(self, scanner: StreamScanner) -> bytes:
         data = await self._exchange.read()
@@ -184,20 +202,45 @@ class _Run:
         scanner.feed(data)
         return data
 
-    async def _pass(self, scanner: StreamScanner, data: bytes) -> bytes:
-        """Send what ``data`` holds of whole events and return the rest."""
-        held = b""
+    def _take(self, data: bytes) -> bool:
+        """A part of the stream has come, in the middle of the engine connection's read."""
+        scanner = cast("StreamScanner", self._scanner)
+        scanner.feed(data)
+        return self._pass(scanner, data)
+
+    def _pass(self, scanner: StreamScanner, data: bytes) -> bool:
+        """Send on what is whole of events now, and hold the rest; False calls for ``_settle``."""
+        if self._held:
+            data, self._held = self._held + data, b""
         if scanner.open_bytes:
             whole = len(data) - scanner.open_bytes
-            data, held = data[:whole], data[whole:]
-        progress = scanner.events != self._marks.events
-        if progress:
-            self._marks.saw(scanner.events)
+            data, self._held = data[:whole], data[whole:]
+        if scanner.events != self._marks.events:
+            self._watch.heard(self._marks.saw(scanner.events))
+        if scanner.done and not scanner.complete and scanner.error is None:
+            # A client takes the mark for a good end: it must not see it before the error event.
+            data, self._broken = before_mark(data, self._call.surface), True
+        if self._call.hide_usage and b'"usage"' in data:
+            data = without_usage(data)
         if data:
-            await self._deliver(data)
-        if progress:
-            self._watch.heard()
-        return held
+            message = {"type": "http.response.body", "body": data, "more_body": True}
+            sending = Started(self._send(message))
+            if not sending.done:
+                self._sending = sending
+                return False
+        return not self._broken
+
+    async def _settle(self, scanner: StreamScanner) -> None:
+        """Wait for a caller that is behind; end a stream that can't become complete."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            events, self._watch.delivering = self._marks.events, True
+            await sending
+            self._watch.delivering = False
+            if events == scanner.events:
+                self._watch.heard(self._marks.clock())
+        if self._broken:
+            raise _Unfinished(_shortfall(scanner))
 
     async def _deliver(self, data: bytes) -> None:
         self._watch.delivering = True
@@ -227,7 +270,8 @@ class _Run:
         status = self._exchange.status if self._committed else None
         scanner = self._scanner
         if scanner is None:
-            return Relayed(outcome, self._committed, status, detail=detail)
+            began = bool(self._exchange.status)
+            return Relayed(outcome, self._committed, status, detail=detail, began=began)
         return Relayed(
             outcome,
             self._committed,
@@ -236,17 +280,16 @@ class _Run:
             completion_tokens=scanner.completion_tokens,
             finish_reason=scanner.finish_reason,
             detail=detail,
+            began=True,
         )
 
-    # Answers that are not streams.
-
     async def _whole(self) -> Relayed:
-        body, status = await self._held(), self._exchange.status
+        body, status = await self._read_whole(), self._exchange.status
         if len(body) > MAX_HELD_BYTES:
             return await self._oversize(body)
         if status == 503:
             return self._unsent(Outcome.ENGINE_REJECTED, 503, "status_503", body)
-        facts = scan_body(body)
+        facts = scan_answer(body, self._call.surface)
         good = status < 300 and not facts.error and facts.finish_reason not in _BAD_REASONS
         outcome = Outcome.COMPLETED if good else Outcome.ENGINE_ERROR
         length = () if status == 204 else ((b"content-length", b"%d" % len(body)),)
@@ -262,11 +305,14 @@ class _Run:
             detail="" if good else "engine_answer",
         )
 
-    async def _held(self) -> bytes:
+    async def _read_whole(self) -> bytes:
         """The whole body, or a beginning that is longer than may be held."""
+        if self._exchange.finished:
+            return await self._exchange.read()
         parts, size = [], 0
+        self._watch.heard(self._marks.clock())
         while size <= MAX_HELD_BYTES and (data := await self._exchange.read()):
-            self._watch.heard()
+            self._watch.heard(self._marks.clock())
             parts.append(data)
             size += len(data)
         return b"".join(parts)
@@ -275,18 +321,18 @@ class _Run:
         await self._commit(())
         while data:
             await self._deliver(data)
-            self._watch.heard()
+            self._watch.heard(self._marks.clock())
             data = await self._exchange.read()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         outcome = Outcome.COMPLETED if self._exchange.status < 300 else Outcome.ENGINE_ERROR
         return Relayed(outcome, True, self._exchange.status, detail="oversize")
 
-    # The head, and the end that was not meant.
-
     async def _commit(self, headers: Sequence[Header]) -> None:
         # The rest of an engine's head describes the engine, not the answer.
         kind = self._head.get(b"content-type")
         passed = [] if kind is None else [(b"content-type", kind)]
+        head, wanted = self._head, self._call.pass_headers
+        passed += [(name, head[name]) for name in wanted if name in head]
         advice = self._head.get(b"retry-after", b"")
         if advice.isdigit():  # client libraries obey up to minutes, whoever says so
             passed.append((b"retry-after", b"%d" % min(int(advice[:6]), MAX_RETRY_AFTER_S)))
@@ -302,6 +348,7 @@ class _Run:
     async def fail(self, error: WireError, ended: Outcome | None) -> Relayed:
         """End an answer that broke, for the caller's eyes where there is a way to tell it."""
         scanner = self._scanner
+        self._marks.broke()
         if ended is Outcome.CLIENT_CANCELLED:
             return self._ended(ended, "client_gone")
         if not self._committed:
@@ -341,6 +388,8 @@ def _word(error: WireError) -> str:
     """The log's word for what broke."""
     if isinstance(error, TimedOut | _Unfinished):
         return str(error)
+    if isinstance(error, NoSocket):
+        return "no_socket"
     if isinstance(error, ConnectTimedOut):
         return "connect_timeout"
     if isinstance(error, ConnectFailed):

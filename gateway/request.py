@@ -6,30 +6,55 @@ The parsed body ends here; what goes on is its re-serialisation, with the gatewa
 from dataclasses import dataclass
 from typing import Any
 
-from gateway import sanitize
+from gateway import multipart, sanitize
 from gateway.counting import affinity
 from gateway.domain import AdmissionMode, FlowKey, Outcome, Principal, Refused, Surface
-from gateway.head import max_wait_s
+from gateway.head import check_content_type, max_wait_s
 from gateway.observe import Observer
-from gateway.prompt import requested_model
+from gateway.prompt import Countable, requested_model
+from gateway.routing import ModelName
 from gateway.setup import Setup
+from gateway.surfaces import SURFACES, BodyForm
 from gateway.verdicts import Offer
 from gateway.visit import Visit
 
-__all__ = ["Request", "understand"]
+__all__ = ["Request", "count_only", "read", "understand"]
 
 Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A classified request: what it offers to admission, and what goes to the engine."""
+    """A classified request: what it offers to admission, and what goes to the engine.
+
+    ``hide_usage``: the stream was made to end with its usage, and the caller did not ask for it.
+    """
 
     surface: Surface
     offer: Offer
     mode: AdmissionMode
     headers: Headers
     body: bytes
+    hide_usage: bool = False
+
+
+def read(raw: bytes, surface: Surface, headers: Headers) -> dict[str, Any]:
+    """The body in the form its surface takes, without what callers may not say.
+
+    Raises:
+        Refused: ``bad_request``, with 415 where it is declared as something else.
+    """
+    form = SURFACES[surface].body
+    declared = check_content_type(headers, form)
+    if form is BodyForm.MULTIPART:
+        return dict(multipart.parse_form(raw, declared))
+    return sanitize.clean_body(raw)
+
+
+async def count_only(setup: Setup, visit: Visit, body: dict[str, Any]) -> int:
+    """The exact token count of a prompt that no engine is to get; raises as ``understand``."""
+    await _classified(setup, visit, body)
+    return visit.prompt_tokens or 0
 
 
 async def understand(
@@ -43,11 +68,8 @@ async def understand(
         Refused: for whatever makes the request one that no engine gets.
     """
     principal, surface = _known(visit)
-    model = setup.table.model(requested_model(body))
-    if principal.models is not None and model.public not in principal.models:
-        raise Refused(Outcome.FORBIDDEN, f"This key may not use {model.public}.", param="model")
-    visit.model = model.public
-    asked = await setup.counting.classify(visit, principal, surface, body)
+    model, asked = await _classified(setup, visit, body)
+    visit.classified_s = visit.marks.clock()
     size, visit.stream = visit.size_class or "", asked.stream
     observer.offered(size, principal.service_class)
     visit.offered = True
@@ -56,7 +78,8 @@ async def understand(
     visit.pool = route.pool(visit.arm)
     flow = FlowKey(model.public, size, principal.service_class, visit.arm)
     priority = setup.specs[flow.group].engine_priority
-    stamped = sanitize.stamp(body, priority, model.engine_model)
+    hidden = setup.settings.document.upstream.force_usage and sanitize.ask_usage(body, surface)
+    kind, stamped = _onward(surface, body, priority, model.engine_model)
     offer = Offer(
         flow,
         principal.key_id,
@@ -70,8 +93,30 @@ async def understand(
         max_wait_s=max_wait_s(headers),
         principal_cap=principal.max_in_flight,
     )
-    passed = sanitize.upstream_headers(headers, visit.upstream_id, priority)
-    return Request(surface, offer, route.mode, passed, stamped)
+    passed = sanitize.upstream_headers(headers, visit.upstream_id, priority, kind)
+    if visit.trace is not None:
+        passed = visit.trace.onward(passed)
+    return Request(surface, offer, route.mode, passed, stamped, hide_usage=hidden)
+
+
+async def _classified(
+    setup: Setup, visit: Visit, body: dict[str, Any]
+) -> tuple[ModelName, Countable]:
+    principal, surface = _known(visit)
+    model = setup.table.model(requested_model(body))
+    if principal.models is not None and model.grant not in principal.models:
+        raise Refused(Outcome.FORBIDDEN, f"This key may not use {model.grant}.", param="model")
+    visit.model = model.public
+    return model, await setup.counting.classify(visit, principal, surface, body)
+
+
+def _onward(
+    surface: Surface, body: dict[str, Any], priority: int, engine_model: str
+) -> tuple[bytes, bytes]:
+    """The content type and the bytes for the engine."""
+    if SURFACES[surface].body is BodyForm.MULTIPART:
+        return multipart.write_form(body, {"model": engine_model})
+    return b"application/json", sanitize.stamp(body, priority, engine_model, surface)
 
 
 def _known(visit: Visit) -> tuple[Principal, Surface]:

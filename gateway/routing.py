@@ -22,11 +22,21 @@ _HASH_SPAN = float(1 << (8 * _HASH_BYTES))
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model as callers name it (``public``, or one of the aliases) and as engines know it."""
+    """A model as callers name it (``public``, or one of the aliases) and as engines know it.
+
+    ``granted`` is the name that a caller's grant must hold where it is another: an adapter is
+    routed as the model it belongs to, and granted by its own name.
+    """
 
     public: str
     engine_model: str
     aliases: tuple[str, ...] = ()
+    granted: str | None = None
+
+    @property
+    def grant(self) -> str:
+        """The name by which a caller is allowed to use it."""
+        return self.granted or self.public
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,20 @@ scheduling, identity or transfer are dropped, and the gateway's own are stamped.
 an allow-list, so a header nobody thought of does not pass. Pure: no I/O, no clock.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
-from gateway.domain import Outcome, Refused
+from gateway.domain import Outcome, Refused, Surface
 
 __all__ = [
     "MAX_DEPTH",
     "MAX_STRUCTURE",
     "STRIPPED_KEYS",
+    "ask_usage",
     "clean_body",
     "parse",
     "request_id",
@@ -46,6 +48,12 @@ STRIPPED_KEYS = frozenset(
 )
 # Beam search runs every beam and step as a request of its own, without the stamped priority.
 _REFUSED_KEYS = frozenset(("use_beam_search",))
+# A number that a parser may have to round has so many digits; a search for any one digit, made
+# of all of them, is many times as fast as a pattern.
+_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_MANY_DIGITS = b"0" * 19
+# Their streams bear usage only where it is asked for.
+_USAGE_ON_DEMAND = frozenset((Surface.CHAT, Surface.COMPLETIONS))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
@@ -81,10 +89,23 @@ def parse(raw: bytes) -> Any:
     if sum(raw.count(mark) for mark in (b"[", b"{", b",")) > MAX_STRUCTURE:
         raise ValueError(f"it has more than {MAX_STRUCTURE} brackets and commas")
     value = orjson.loads(raw)
+    if _MANY_DIGITS in raw.translate(_AS_ZEROS):
+        _refuse_rounded(raw)
     # Only a text with many brackets can be deep; most are spared the walk.
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
     return value
+
+
+def _refuse_rounded(raw: bytes) -> None:
+    """ValueError for a whole number beyond 64 bits: some parsers keep it, others round it."""
+
+    def whole(digits: str) -> int:
+        if len(digits) > 20 or not -(1 << 63) <= int(digits) < (1 << 64):
+            raise ValueError("it has a whole number beyond 64 bits")
+        return 0
+
+    json.loads(raw, parse_int=whole)
 
 
 def _deeper_than(value: object, levels: int) -> bool:
@@ -102,12 +123,36 @@ def _children(value: object) -> Iterable[object]:
     return value if isinstance(value, list) else ()
 
 
-def stamp(body: dict[str, Any], priority: int, engine_model: str | None = None) -> bytes:
+def stamp(
+    body: dict[str, Any],
+    priority: int,
+    engine_model: str | None = None,
+    surface: Surface = Surface.CHAT,
+) -> bytes:
     """The body for the engine: ``body`` with the gateway's priority and the engine's model."""
     stamped = {**body, "priority": priority}
+    if surface is Surface.RESPONSES:
+        stamped["store"] = False  # by default an engine that can would keep what was said
     if engine_model is not None:
         stamped["model"] = engine_model
     return orjson.dumps(stamped)
+
+
+def ask_usage(body: dict[str, Any], surface: Surface) -> bool:
+    """Make a stream end with its usage; whether the caller had not asked for that itself.
+
+    Raises:
+        Refused: ``bad_request`` where what was asked is no object.
+    """
+    if surface not in _USAGE_ON_DEMAND or body.get("stream") is not True:
+        return False
+    options = body.get("stream_options")
+    if not isinstance(options, dict | None):
+        message = "stream_options: must be an object."
+        raise Refused(Outcome.BAD_REQUEST, message, param="stream_options")
+    asked = options is not None and options.get("include_usage") is True
+    body["stream_options"] = {**(options or {}), "include_usage": True}
+    return not asked
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]], fresh: str) -> str:
@@ -118,7 +163,10 @@ def request_id(headers: Iterable[tuple[bytes, bytes]], fresh: str) -> str:
 
 
 def upstream_headers(
-    headers: Iterable[tuple[bytes, bytes]], own_request_id: str, priority: int
+    headers: Iterable[tuple[bytes, bytes]],
+    own_request_id: str,
+    priority: int,
+    content_type: bytes = b"application/json",
 ) -> list[tuple[bytes, bytes]]:
     """The whole set of request headers for the engine; framing headers are the client's.
 
@@ -127,7 +175,7 @@ def upstream_headers(
     honours it, it overrides the body.
     """
     passed = [
-        (b"content-type", b"application/json"),
+        (b"content-type", content_type),
         (b"x-request-id", own_request_id.encode()),
         (b"x-vllm-priority", b"%d" % priority),
     ]

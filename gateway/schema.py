@@ -6,17 +6,39 @@ Every unknown key is refused, so a typing error can't silently leave a default i
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.domain import AdmissionMode, Surface
+from gateway.domain import AdmissionMode
+from gateway.surfaces import DEFAULT_SURFACES
+from gateway.values import (
+    FROZEN,
+    Count,
+    Digest,
+    EngineModel,
+    JwtAlgorithm,
+    ModelId,
+    Name,
+    Origin,
+    PassedHeader,
+    Port,
+    Positive,
+    Seconds,
+    ServiceOrigin,
+    Share,
+    SurfaceName,
+    Text,
+)
 
 __all__ = [
+    "Adaptation",
     "Admin",
     "AdminToken",
     "Auth",
     "Counting",
     "Document",
+    "EngineTls",
     "Flow",
+    "JwtIssuer",
     "KeyFile",
     "KeyRecord",
     "Limits",
@@ -24,39 +46,35 @@ __all__ = [
     "Model",
     "Pool",
     "Probe",
+    "Replicas",
     "Route",
     "Scheduling",
     "Server",
     "Service",
     "Size",
+    "Tls",
+    "Tracing",
     "Upstream",
 ]
 
-_FROZEN = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
-ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
-# vLLM serves a local folder under its path.
-EngineModel = Annotated[str, Field(pattern=r"^[ -~]{1,256}$")]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
-SurfaceName = Annotated[Surface, Field(strict=False)]
-Seconds = Annotated[float, Field(gt=0, strict=False)]
-Share = Annotated[float, Field(ge=0, le=1, strict=False)]
-Positive = Annotated[float, Field(gt=0, strict=False)]
-Origin = Annotated[
-    str, Field(pattern=r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$")
-]
+class Tls(BaseModel):
+    """A listener's certificate; with ``client_ca_file`` callers need one too."""
+
+    model_config = FROZEN
+    cert_file: str
+    key_file: str
+    client_ca_file: str | None = None
 
 
 class Server(BaseModel):
     """The data listener and the bounds on what it holds at once."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     host: str = "127.0.0.1"
     port: Port = 8080
     max_connections: Count = 4096
+    max_connections_per_address: Count = 1024
     max_requests: Count = 2048
     max_body_bytes: Count = 8 << 20
     max_held_bytes: Count = 256 << 20
@@ -66,12 +84,14 @@ class Server(BaseModel):
     body_timeout_s: Seconds = 30.0
     shutdown_delay_s: Annotated[float, Field(ge=0, strict=False)] = 5.0
     drain_deadline_s: Seconds = 60.0
+    early_commit_after_s: Seconds | None = None
+    tls: Tls | None = None
 
 
 class AdminToken(BaseModel):
     """One operator's access to ``/admin``: the digest of the token, never the token."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     name: Name
     role: Literal["viewer", "operator"]
     sha256: Digest
@@ -80,33 +100,87 @@ class AdminToken(BaseModel):
 class Admin(BaseModel):
     """The listener for health, metrics and operators."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     host: str = "127.0.0.1"
     port: Port = 8081
     tokens: tuple[AdminToken, ...] = Field(default=(), strict=False)
+    tls: Tls | None = None
+
+
+class Tracing(BaseModel):
+    """Trace context of our own, and where spans go; without an address none are made."""
+
+    model_config = FROZEN
+    enabled: bool = False
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[!-~]+$")] | None = None
+    service_name: Annotated[str, Field(pattern=r"^[ -~]{1,128}$")] = "sluicegate"
+    max_waiting: Count = 2048
+
+
+class JwtIssuer(BaseModel):
+    """One issuer of tokens: how its tokens are verified, and what their claims grant.
+
+    Exactly one of ``jwks_url``, ``jwks_file`` and ``secret_file`` says where its keys are.
+    """
+
+    model_config = FROZEN
+    issuer: Text
+    audience: Annotated[
+        tuple[Text, ...],
+        BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+        Field(min_length=1, strict=False),
+    ]
+    algorithms: tuple[JwtAlgorithm, ...] = Field(min_length=1, strict=False)
+    jwks_url: Text | None = None
+    jwks_file: str | None = None
+    secret_file: str | None = None
+    refresh_s: Annotated[float, Field(ge=1, strict=False)] = 300.0
+    max_stale_s: Annotated[float, Field(ge=1, strict=False)] = 3600.0
+    leeway_s: Annotated[float, Field(ge=0, le=300, strict=False)] = 30.0
+    max_lifetime_s: Seconds | None = None
+    principal_claim: Text = "sub"
+    service_class: str | None = None
+    service_class_claim: Text | None = None
+    service_classes: dict[Text, str] = Field(default_factory=dict)
+    models_claim: Text | None = None
+    surfaces_claim: Text | None = None
+    max_in_flight: Count | None = None
 
 
 class Auth(BaseModel):
-    """Where the callers' keys are. The path is relative to the configuration file."""
+    """Who may call: a file of keys, and issuers of tokens.
 
-    model_config = _FROZEN
+    Paths are relative to the configuration file.
+    """
+
+    model_config = FROZEN
     keys_file: str
+    jwt: dict[Name, JwtIssuer] = Field(default_factory=dict)
 
 
 class Counting(BaseModel):
     """The stage that counts prompt tokens, with its own bounds."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     threads: Annotated[int, Field(ge=1, le=64)] = 2
     inline_below_bytes: Annotated[int, Field(ge=0)] = 2048
     max_requests: Count = 256
     max_bytes: Count = 64 << 20
 
 
+class EngineTls(BaseModel):
+    """How engines that speak TLS are verified: always, by the system's authorities or a file's."""
+
+    model_config = FROZEN
+    ca_file: str | None = None
+    client_cert_file: str | None = None
+    client_key_file: str | None = None
+
+
 class Upstream(BaseModel):
     """How the gateway talks to engines. ``keepalive_s`` stays below vLLM's five seconds."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     connect_timeout_s: Seconds = 2.0
     first_byte_timeout_s: Seconds = 120.0
     answer_timeout_s: Seconds = 600.0
@@ -114,21 +188,43 @@ class Upstream(BaseModel):
     total_timeout_s: Seconds = 900.0
     keepalive_s: Annotated[float, Field(gt=0, lt=5, strict=False)] = 4.0
     retry_budget: Share = 0.1
+    pass_headers: tuple[PassedHeader, ...] = Field(default=(), strict=False)
+    force_usage: bool = False
+    breaker_failures: Count = 5
+    breaker_window_s: Seconds = 10.0
+    breaker_open_s: Seconds = 5.0
+    tls: EngineTls = EngineTls()
 
 
 class Probe(BaseModel):
     """How often engines are asked for their health, and when silence counts as down."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     interval_s: Seconds = 1.0
     timeout_s: Seconds = 2.0
     failures: Count = 3
+    stall_s: Seconds = 10.0
+
+
+class Adaptation(BaseModel):
+    """Whether limits follow what engines say of their load; they never rise above [limits]."""
+
+    model_config = FROZEN
+    enabled: bool = False
+
+
+class Replicas(BaseModel):
+    """How many gateways share the engines, and which of them this is; ``None``: the host says."""
+
+    model_config = FROZEN
+    count: Annotated[int, Field(ge=1, le=64)] = 1
+    index: Annotated[int, Field(ge=0)] | None = None
 
 
 class Scheduling(BaseModel):
     """Surplus round robin: cost units per turn and weight, and the cost of an output token."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     quantum: Count = 1024
     beta: Annotated[float, Field(ge=0, strict=False)] = 0.3
 
@@ -136,7 +232,7 @@ class Scheduling(BaseModel):
 class Model(BaseModel):
     """One served model: its public name is the table's name."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     engine_model: EngineModel | None = None
     aliases: tuple[ModelId, ...] = Field(default=(), strict=False)
     tokenizer: str
@@ -146,12 +242,19 @@ class Model(BaseModel):
         default=("enable_thinking", "thinking", "reasoning_effort"), strict=False
     )
     max_model_len: Count
+    surfaces: tuple[SurfaceName, ...] = Field(
+        default=tuple(sorted(DEFAULT_SURFACES)), min_length=1, strict=False
+    )
+    loras: dict[ModelId, EngineModel] = Field(default_factory=dict)
+    image_tokens: Count | None = None
+    audio_tokens: Count | None = None
+    transcription_tokens: Count | None = None
 
 
 class Size(BaseModel):
     """One size class: its bound, its latency contract, and defaults for its flows."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     max_prompt_tokens: Count
     ttft_limit_s: Seconds
     max_stall_s: Seconds
@@ -164,7 +267,7 @@ class Size(BaseModel):
 class Service(BaseModel):
     """One service class, which keys are granted. A lower priority runs earlier in the engine."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     weight: Positive = 1.0
     engine_priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     max_in_flight: Count | None = None
@@ -173,7 +276,7 @@ class Service(BaseModel):
 class Flow(BaseModel):
     """What one (size class, service class) gets; a key left out takes the class's default."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     weight: Positive | None = None
     reserved_slots: Annotated[int, Field(ge=0)] = 0
     reserved_prefill_tokens: Annotated[int, Field(ge=0)] = 0
@@ -192,7 +295,7 @@ class Flow(BaseModel):
 class Limits(BaseModel):
     """What may be outstanding on one engine. ``policy`` is the engine's scheduling policy."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     slots: Count
     prefill_tokens: Count
     kv_fraction: Annotated[float, Field(gt=0, le=1, strict=False)] = 0.9
@@ -205,7 +308,7 @@ class Limits(BaseModel):
 class LimitsOverride(BaseModel):
     """The limits of one pool's engines where they differ from ``[limits]``."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     slots: Count | None = None
     prefill_tokens: Count | None = None
     kv_fraction: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None
@@ -216,17 +319,26 @@ class LimitsOverride(BaseModel):
 
 
 class Pool(BaseModel):
-    """Engines that serve the same model in the same way."""
+    """Engines that serve the same model in the same way: named, or the addresses of a name."""
 
-    model_config = _FROZEN
-    engines: tuple[Origin, ...] = Field(min_length=1, strict=False)
+    model_config = FROZEN
+    engines: tuple[Origin, ...] = Field(default=(), strict=False)
+    dns: ServiceOrigin | None = None
+    dns_interval_s: Seconds = 5.0
+    max_engines: Annotated[int, Field(ge=1, le=256)] | None = None
+    tls: EngineTls | None = None
     limits: LimitsOverride = LimitsOverride()
+
+    @property
+    def engine_bound(self) -> int:
+        """The most engines it may come to have while the gateway runs."""
+        return max(len(self.engines), self.max_engines or (32 if self.dns else 1))
 
 
 class Route(BaseModel):
     """Where one model's prompts of one size class go."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     model: str
     size: str
     pool: str
@@ -238,14 +350,17 @@ class Route(BaseModel):
 class Document(BaseModel):
     """The whole configuration file."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     server: Server = Server()
     admin: Admin = Admin()
     auth: Auth
     counting: Counting = Counting()
     upstream: Upstream = Upstream()
     probe: Probe = Probe()
+    adaptation: Adaptation = Adaptation()
+    replicas: Replicas = Replicas()
     scheduling: Scheduling = Scheduling()
+    tracing: Tracing = Tracing()
     isolation: Literal["none", "required"] = "none"
     model: dict[ModelId, Model] = Field(min_length=1)
     size: dict[Name, Size] = Field(min_length=1)
@@ -259,7 +374,7 @@ class Document(BaseModel):
 class KeyRecord(BaseModel):
     """One caller's key: its digest and what it grants."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
     sha256: Digest
     service_class: str
     models: tuple[str, ...] | None = Field(default=None, strict=False)
@@ -268,9 +383,12 @@ class KeyRecord(BaseModel):
 
 
 class KeyFile(BaseModel):
-    """The keys file: ``[key.ID]`` tables."""
+    """The keys file: ``[key.ID]`` tables, and names of tokens that are revoked."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
+    revoked: tuple[Annotated[str, Field(pattern=r"^[^:]+:.+$")], ...] = Field(
+        default=(), strict=False
+    )
     key: dict[Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")], KeyRecord] = Field(
         default_factory=dict
     )

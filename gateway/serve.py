@@ -1,6 +1,6 @@
 """Runs the gateway: builds it from settings, listens, watches engines, drains on SIGTERM.
 
-Two listeners on one loop: callers' and operators'. On SIGHUP the keys file is read anew. On
+Two listeners on one loop: callers' and operators'. On SIGHUP the configuration is read anew. On
 SIGTERM or SIGINT readiness turns 503 at once; new requests are served for ``shutdown_delay_s``
 more, so that load balancers notice; then they are refused as draining while queued and running
 work goes on until ``drain_deadline_s``; what is left then is ended as ``drain_terminated``. A
@@ -9,34 +9,42 @@ second signal skips the waiting.
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
-import uvicorn
 import uvloop
 
 from gateway.admin import build_admin
 from gateway.app import Gateway
 from gateway.assembly import build
-from gateway.config import ConfigError, Settings, read_keyring
+from gateway.config import ConfigError, Settings
+from gateway.control import Control
+from gateway.descriptors import raise_limit, spare_connections
 from gateway.edge import EdgeLimits, uvicorn_config
 from gateway.journal import Journal
+from gateway.listen import Listener, listening
+from gateway.review import warnings_of
+from gateway.tls import Certificates, certificates
 
 __all__ = ["run"]
 
+FIRST_ROUND_S = 10.0
 LAST_ANSWERS_S = 2.0
 ADMIN_LIMITS = EdgeLimits(header_bytes=16 << 10, max_connections=256)
 POLL_S = 0.02
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal; returns the exit code, 3 if the drain deadline cut answers off."""
+    """Serve until a signal; returns the exit code, 3 if the drain deadline cut answers off.
+
+    Raises:
+        ConfigError: a tokenizer, a certificate or an extra that the settings need is not there, or
+            two pools that must be isolated turn out to be one engine.
+        OSError: an address can't be had.
+    """
     journal = Journal(sys.stdout.buffer)
     try:
         return uvloop.run(_serve(settings, journal))
@@ -47,83 +55,82 @@ def run(settings: Settings) -> int:
 # -- the process ---------------------------------------------------------------------------
 
 
-class _Listener(uvicorn.Server):
-    """uvicorn on a socket of ours, without its signal handling: both listeners end when told."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, and say so."""
-        await super().startup(sockets=sockets)
-        self.listening.set()
-
-    def bind(self) -> socket.socket:
-        """The listening socket; raises ``OSError`` naming the address that can't be had."""
-        host, port = self.config.host, self.config.port
-        try:
-            return socket.create_server(
-                (host, port),
-                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-                backlog=self.config.backlog,
-            )
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise OSError(f"cannot listen on {host}:{port}: {reason}") from error
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none: the gateway drains first."""
-        yield
-
-    def url(self) -> str:
-        """Where it listens, with the port the system chose."""
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 async def _serve(settings: Settings, journal: Journal) -> int:
+    shown = certificates(settings)
     gateway = build(settings, journal, time.monotonic)
-    document = settings.document
-    server, admin = document.server, document.admin
-    limits = EdgeLimits(server.header_bytes, server.header_timeout_s, server.max_connections)
-    refused = gateway.parts.observer.refused_at_edge
-    callers = _Listener(uvicorn_config(gateway, server.host, server.port, limits, refused))
-    operators = _Listener(
-        uvicorn_config(build_admin(gateway, admin.tokens), admin.host, admin.port, ADMIN_LIMITS)
-    )
-    for warning in settings.warnings:
+    control = Control(gateway, shown)
+    callers = _callers(gateway, shown)
+    operators = _operators(control, shown)
+    for warning in (*settings.warnings, *warnings_of(settings)):
         journal.event("warning", message=warning)
     signals = _signals()
-    async with _running(gateway.parts.prober.run()), _listening(operators), _listening(callers):
+    fleet, identity = gateway.parts.fleet, gateway.parts.identity
+    async with (
+        _running(fleet.run()),
+        _running(identity.run()),
+        listening(operators),
+        listening(callers),
+    ):
         journal.event(
             "ready", url=callers.url(), admin_url=operators.url(), digest=settings.digest()
         )
-        while await signals.get() == signal.SIGHUP:
-            _reload_keys(gateway)
+        async with _running(_first_round(gateway, signals)):
+            while (number := await signals.get()) == signal.SIGHUP:
+                with contextlib.suppress(ConfigError):  # it stands in the log
+                    await control.reload("SIGHUP")
         cut = await _drain(gateway, signals, journal)
-    gateway.parts.turnstile.close()
-    gateway.setup.counting.pool.close()
-    for client in gateway.parts.clients.values():
-        client.close()
+    await control.close()
+    await _close(gateway)
+    if not number:
+        raise ConfigError(settings.path, "isolation", fleet.isolation_fault() or "")
     return 3 if cut else 0
 
 
-def _reload_keys(gateway: Gateway) -> None:
-    """Take the keys file as it is now, whole or not at all: keys are added and revoked so."""
-    journal, settings = gateway.parts.journal, gateway.setup.settings
-    keys_path = settings.file(settings.document.auth.keys_file)
-    try:
-        keyring, _ = read_keyring(keys_path, settings.document, (settings.path, "auth.keys_file"))
-    except ConfigError as error:
-        journal.event("reload_refused", reason=str(error))
-        return
-    if not keyring.entries:
-        journal.event("reload_refused", reason=f"{keys_path}: holds no key")
-        return
-    gateway.setup = replace(gateway.setup, keyring=keyring)
-    journal.event("keys_reloaded", keys=len(keyring.entries))
+def _callers(gateway: Gateway, shown: Mapping[str, Certificates]) -> Listener:
+    server = gateway.setup.settings.document.server
+    may = spare_connections(raise_limit(), ADMIN_LIMITS.max_connections)
+    if may < server.max_connections:
+        gateway.parts.journal.event(
+            "warning",
+            message=f"server.max_connections is {server.max_connections}, but this process may "
+            f"open so few files that only {may} are taken (ulimit -n, LimitNOFILE)",
+        )
+    limits = EdgeLimits(
+        server.header_bytes,
+        server.header_timeout_s,
+        min(may, server.max_connections),
+        server.max_connections_per_address,
+    )
+    refused = gateway.parts.observer.refused_at_edge
+    return Listener(
+        uvicorn_config(gateway, server.host, server.port, limits, refused), shown.get("server")
+    )
+
+
+def _operators(control: Control, shown: Mapping[str, Certificates]) -> Listener:
+    admin = control.gateway.setup.settings.document.admin
+    application = build_admin(control)
+    return Listener(
+        uvicorn_config(application, admin.host, admin.port, ADMIN_LIMITS), shown.get("admin")
+    )
+
+
+async def _first_round(gateway: Gateway, signals: asyncio.Queue[int]) -> None:
+    """Ready once every engine was asked; over at once where isolation is asked for in vain."""
+    fleet = gateway.parts.fleet
+    await fleet.first_round(FIRST_ROUND_S)
+    if fleet.isolation_fault() is not None:
+        signals.put_nowait(0)
+    gateway.probed = True
+
+
+async def _close(gateway: Gateway) -> None:
+    parts = gateway.parts
+    parts.turnstile.close()
+    parts.fleet.close()
+    await asyncio.to_thread(gateway.setup.counting.pool.close)
+    if parts.tracer is not None:
+        await asyncio.to_thread(parts.tracer.close)
 
 
 async def _drain(gateway: Gateway, signals: asyncio.Queue[int], journal: Journal) -> int:
@@ -174,17 +181,3 @@ async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-@asynccontextmanager
-async def _listening(listener: _Listener) -> AsyncIterator[None]:
-    """Inside, the listener accepts; an address that can't be had raises ``OSError``."""
-    bound = listener.bind()
-    serving = asyncio.get_running_loop().create_task(listener.serve(sockets=[bound]))
-    await listener.listening.wait()
-    try:
-        yield
-    finally:
-        listener.should_exit = True
-        listener.force_exit = True
-        await serving

@@ -8,18 +8,22 @@ and counters, which outlive configurations.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.auth import Keyring
 from gateway.config import Settings
 from gateway.contract import RetryAfter
+from gateway.counters import Counters
 from gateway.counting import CountingStage
 from gateway.domain import FlowSpec
 from gateway.engines import Prober
+from gateway.fleet import Fleet
+from gateway.identity import Identity
 from gateway.intake import Intake
 from gateway.journal import Journal
 from gateway.lifetime import Timeouts
 from gateway.observe import Observer
 from gateway.routing import RouteTable
+from gateway.tracing import Tracer
 from gateway.turnstile import Turnstile
+from gateway.usage import UsageBook
 from gateway.wire import EngineClient
 
 __all__ = ["Parts", "Setup", "timeouts"]
@@ -31,12 +35,13 @@ class Setup:
 
     settings: Settings
     table: RouteTable
-    keyring: Keyring
+    counters: Counters
     counting: CountingStage
     specs: Mapping[tuple[str, str, str], FlowSpec]
     advice: Mapping[tuple[str, str, str], RetryAfter]
     streamed: Timeouts
     whole: Timeouts
+    pass_headers: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,14 @@ class Parts:
 
     intake: Intake
     turnstile: Turnstile
+    fleet: Fleet
     clients: Mapping[str, EngineClient]
     prober: Prober
     observer: Observer
     journal: Journal
+    identity: Identity
+    usage: UsageBook
+    tracer: Tracer | None
     clock: Callable[[], float]
     fresh_id: Callable[[], str]
 

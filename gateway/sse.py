@@ -17,8 +17,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
+
+import orjson
 
 from gateway.domain import Surface
+from gateway.surfaces import SURFACES, EndRule
 
 __all__ = [
     "END_RULES",
@@ -27,12 +31,14 @@ __all__ = [
     "BodyFacts",
     "EndRule",
     "StreamScanner",
+    "scan_answer",
     "scan_body",
 ]
 
 MAX_EVENT_BYTES = 64 * 1024
 TAIL_BYTES = 4 * 1024
 
+_TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text)"\s*:\s*"')
 _EVENT_END = re.compile(rb"\n\r?\n")
 # The longest beginning of an event's end that can be left over at the end of a read.
 _END_BYTES = 2
@@ -46,23 +52,10 @@ _COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})(?!\d)')
 _USAGE_BYTES = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class EndRule:
-    """What a complete stream of a surface must have shown.
-
-    ``mark`` is the data of its last event, ``good`` the finish reasons that are a success.
-    """
-
-    mark: bytes
-    good: frozenset[str]
-
-
-_OPENAI = EndRule(
-    b"[DONE]", frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-)
 END_RULES: Mapping[Surface, EndRule] = MappingProxyType(
-    {Surface.CHAT: _OPENAI, Surface.COMPLETIONS: _OPENAI}
+    {surface: row.ends for surface, row in SURFACES.items() if row.ends is not None}
 )
+_OPENAI = END_RULES[Surface.CHAT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +88,48 @@ def scan_body(body: bytes, good: frozenset[str] = _OPENAI.good) -> BodyFacts:
     )
 
 
+def scan_answer(body: bytes, surface: Surface) -> BodyFacts:
+    """What a whole JSON answer of ``surface`` says.
+
+    Answers of surfaces with named events hold objects that callers and models write (schemas of
+    tools, arguments of calls), so keys found by a search could be theirs: those are parsed.
+    """
+    rule = END_RULES.get(surface, _OPENAI)
+    if not rule.ends:
+        return scan_body(body, rule.good)
+    answer = _object(body)
+    error = isinstance(answer.get("error"), dict | str) or answer.get("status") == "failed"
+    reason = answer.get("stop_reason") if rule.tells else answer.get("status")
+    prompt, completion = _named_usage(answer.get("usage"))
+    return BodyFacts(
+        error=error,
+        error_code=None,
+        finish_reason=reason if isinstance(reason, str) else None,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+    )
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """The JSON object in ``text``; an empty one where there is none."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _named_usage(usage: object) -> tuple[int | None, int | None]:
+    """Tokens in the names of messages and responses; cached ones are part of the prompt."""
+    if not isinstance(usage, dict) or type(usage.get("input_tokens")) is not int:
+        return None, None
+    # Responses give the cached part inside the sum, messages beside it.
+    beside = (usage.get(f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
+    prompt = usage["input_tokens"] + sum(more for more in beside if type(more) is int)
+    output = usage.get("output_tokens")
+    return prompt, output if type(output) is int else None
+
+
 def _usage(body: bytes) -> tuple[int | None, int | None]:
     starts = [found.end() for found in _USAGE.finditer(body)]
     if not starts:
@@ -112,7 +147,7 @@ class StreamScanner:
         rule: the end rule of the stream's surface.
 
     Attributes:
-        events: data events that are complete.
+        events: data events that are complete, without those that come before any output.
         done: the surface's end mark was seen.
         error: data of the first error event, else ``None``; at most ``MAX_EVENT_BYTES``.
         error_event: which data event that was, from 1; 0 without one.
@@ -123,11 +158,16 @@ class StreamScanner:
     """
 
     __slots__ = (
+        "_after",
+        "_before",
         "_block",
         "_cut",
         "_cut_data",
+        "_cut_name",
         "_good",
         "_mark",
+        "_rule",
+        "_speaking",
         "completion_tokens",
         "done",
         "error",
@@ -141,11 +181,17 @@ class StreamScanner:
     def __init__(self, rule: EndRule) -> None:
         self._mark = rule.mark
         self._good = rule.good
+        # Only where events have names: how they end, fail, and say more.
+        self._rule = rule if rule.ends else None
+        self._speaking = rule.speaking
         # The bytes of the block that is not complete, or its tail once `_cut`; `_cut_data`:
-        # a data line went by in the part that was let go.
+        # a data line went by in the part that was let go; `_cut_name`: the name that did.
         self._block = b""
+        # Of the last quiet event, what came before and after its text; no event begins so at first.
+        self._before, self._after = b"\n", b""
         self._cut = False
         self._cut_data = False
+        self._cut_name = b""
         self.events = 0
         self.done = False
         self.error: bytes | None = None
@@ -175,9 +221,32 @@ class StreamScanner:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
-        if not self._block and data.endswith(b"\n\n") and self._whole_and_quiet(data):
-            return
+        if not self._block and data.endswith(b"\n\n"):
+            if self._like_last(data):
+                self.events += 1
+                return
+            plain = self._rule is None
+            if self._whole_and_quiet(data) if plain else self._named_and_quiet(data):
+                self._remember(data)
+                return
         self._split(data)
+
+    def _like_last(self, data: bytes) -> bool:
+        """Whether ``data`` differs from a quiet event before it in a JSON string's text alone."""
+        start, end = len(self._before), len(data) - len(self._after)
+        if start > end or not data.startswith(self._before) or not data.endswith(self._after):
+            return False
+        text = data[start:end]
+        return b'"' not in text and b"\\" not in text and b"\n" not in text
+
+    def _remember(self, data: bytes) -> None:
+        """Keep what stands round the text of a quiet event: most of a stream repeats it."""
+        found = _TEXT.search(data)
+        if found is None or data.count(b"\n\n") != 1:
+            return
+        start, end = found.end(), data.find(b'"', found.end())
+        if end > 0 and b"\\" not in data[start:end]:
+            self._before, self._after = data[:start], data[end:]
 
     def _whole_and_quiet(self, data: bytes) -> bool:
         """Count ``data`` if it is whole one-line data events that say nothing, else do nothing."""
@@ -192,6 +261,26 @@ class StreamScanner:
             return False
         self.events += events
         return True
+
+    def _named_and_quiet(self, data: bytes) -> bool:
+        """As ``_whole_and_quiet`` for events of two lines, a name and data."""
+        events = data.count(b"\n\n")
+        if (
+            not data.startswith(b"event: ")
+            or data.count(b"\n") != 3 * events
+            or data.count(b"\ndata: ") != events
+            or (events > 1 and data.count(b"\n\nevent: ") != events - 1)
+            or len(data) > MAX_EVENT_BYTES
+            or self._names_tell(data)
+        ):
+            return False
+        self.events += events
+        return True
+
+    def _names_tell(self, data: bytes) -> bool:
+        """Whether an event's name in ``data`` is one that says something."""
+        names = {line[7:] for line in data.split(b"\n") if line.startswith(b"event: ")}
+        return not names.isdisjoint(self._speaking)
 
     def _may_speak(self, data: bytes) -> bool:
         """Whether ``data`` may hold a finish reason, an error, usage, or the end mark."""
@@ -214,6 +303,8 @@ class StreamScanner:
             self._cut_block()
 
     def _cut_block(self) -> None:
+        if not self._cut:
+            self._cut_name = _name(self._block)
         self._cut_data = self._has_data(self._block)
         self._cut = True
         self._block = self._block[-(TAIL_BYTES + _END_BYTES) :]
@@ -225,15 +316,22 @@ class StreamScanner:
 
     def _end_block(self, block: bytes) -> None:
         is_data = self._has_data(block)
-        if self._cut or len(block) > MAX_EVENT_BYTES:
+        name = self._cut_name if self._cut else b"" if self._rule is None else _name(block)
+        cut = self._cut or len(block) > MAX_EVENT_BYTES
+        if cut:
             block = block[-TAIL_BYTES:]
         self._cut = self._cut_data = False
-        if is_data:
-            self.events += 1
+        self._cut_name = b""
+        if not is_data or (self._rule is not None and name in self._rule.heralds):
+            return
+        self.events += 1
+        if self._rule is not None and name:
+            self._take_named(self._rule, name, _payload(block), cut)
+        else:
             self._take_event(_payload(block))
 
     def _take_event(self, payload: bytes) -> None:
-        if payload == self._mark:
+        if payload == self._mark and self._rule is None:
             self.done = True
             return
         facts = scan_body(payload, self._good)
@@ -245,6 +343,39 @@ class StreamScanner:
         if facts.prompt_tokens is not None or facts.completion_tokens is not None:
             self.prompt_tokens = facts.prompt_tokens
             self.completion_tokens = facts.completion_tokens
+
+    def _take_named(self, rule: EndRule, name: bytes, payload: bytes, cut: bool) -> None:
+        if name in rule.fails and self.error is None:
+            self.error, self.error_event = payload, self.events
+        if name in rule.ends:
+            self.done = True
+            self._ended_as(name)
+        if name not in rule.ends | rule.tells:
+            return
+        # Of an event too long to hold only the tail is there: its usage goes unseen.
+        said = {} if cut else _object(payload)
+        self._take_reason(said.get("delta"))
+        inner = said.get("message") or said.get("response") or said
+        prompt, completion = _named_usage(inner.get("usage") if isinstance(inner, dict) else None)
+        if prompt is not None:
+            self.prompt_tokens, self.completion_tokens = prompt, completion
+
+    def _ended_as(self, name: bytes) -> None:
+        """Responses say in the name of the last event how they finished."""
+        _, dot, reason = name.partition(b".")
+        if dot:
+            self.finish_reason = reason.decode()
+
+    def _take_reason(self, delta: object) -> None:
+        reason = delta.get("stop_reason") if isinstance(delta, dict) else None
+        if isinstance(reason, str):
+            self.finish_reason = reason
+
+
+def _name(block: bytes) -> bytes:
+    """The name of an event, where its block begins with one."""
+    first = block.partition(b"\n")[0]
+    return first[6:].strip() if first.startswith(b"event:") else b""
 
 
 def _payload(block: bytes) -> bytes:

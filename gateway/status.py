@@ -5,15 +5,39 @@ from typing import Any
 
 from gateway.app import Gateway
 
-__all__ = ["status", "unready_reason"]
+__all__ = ["readiness", "status", "usage"]
 
 
-def unready_reason(gateway: Gateway) -> str | None:
-    """Why no load balancer should send here; None if it should."""
-    if gateway.draining:
-        return "draining"
+def readiness(gateway: Gateway) -> dict[str, Any]:
+    """Whether load balancers should send here, why not, and the engines of each pool that are up.
+
+    ``status`` is "ready" or the first of ``reasons``.
+    """
+    reasons = list(_reasons(gateway))
     health = gateway.parts.prober.health
-    return None if any(h.up for h in health.values()) else "no healthy engine"
+    pools = {
+        name: {"engines": len(engines), "up": sum(_is_up(health, e) for e in engines)}
+        for name, engines in gateway.parts.fleet.pools.items()
+    }
+    return {"status": reasons[0] if reasons else "ready", "reasons": reasons, "pools": pools}
+
+
+def _reasons(gateway: Gateway) -> Any:
+    if gateway.draining:
+        yield "draining"
+    health = gateway.parts.prober.health
+    if not any(h.up for h in health.values()):
+        yield "no healthy engine"
+    if not gateway.probed:
+        yield "engines not yet probed"
+    fault = gateway.parts.fleet.isolation_fault()
+    if fault is not None:
+        yield fault
+
+
+def _is_up(health: Any, engine: str) -> bool:
+    known = health.get(engine)
+    return known is not None and known.up
 
 
 def status(gateway: Gateway) -> dict[str, Any]:
@@ -28,8 +52,12 @@ def status(gateway: Gateway) -> dict[str, Any]:
         "routes": [asdict(route) for route in setup.table.routes.values()],
         "flows": [asdict(view) for view in core.flow_views(now)],
         "engines": [asdict(view) for view in core.engine_views()],
-        "health": [
-            {**asdict(h), "since_s": round(now - h.since_s, 3) if h.since_s else None}
-            for h in parts.prober.health.values()
-        ],
+        "health": parts.fleet.status(),
+        "issuers": [asdict(view) for view in parts.identity.views()],
     }
+
+
+def usage(gateway: Gateway) -> dict[str, Any]:
+    """What each caller has used since the process began; a figure nobody reported is absent."""
+    rows = (asdict(row) for row in gateway.parts.usage.rows())
+    return {"usage": [{k: v for k, v in row.items() if v is not None} for row in rows]}

@@ -12,7 +12,13 @@ from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-__all__ = ["Kind", "Tallies"]
+__all__ = ["BOUNDS_S", "Kind", "Tallies"]
+
+# From a cached short prompt's first token to the longest document: 1 ms to 600 s.
+BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,14 @@ class Tallies:
             spread = self._spreads[name][labels] = _Spread([0] * len(self._bound_texts))
         spread.counts[bisect_left(self._bounds_s, seconds)] += 1
         spread.sum_s += seconds
+
+    def fold(self, name: str, labels: tuple[str, ...], counts: Sequence[int], sum_s: float) -> None:
+        """Add durations that were counted elsewhere, by bucket."""
+        spread = self._spreads[name].get(labels)
+        if spread is None:
+            spread = self._spreads[name][labels] = _Spread([0] * len(self._bound_texts))
+        spread.counts = [have + more for have, more in zip(spread.counts, counts, strict=True)]
+        spread.sum_s += sum_s
 
     def collect(self) -> Iterator[Metric]:
         """All families, as the registry asks for them at a scrape."""

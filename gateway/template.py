@@ -2,13 +2,17 @@
 
 Compiled once, in Jinja's immutable sandbox: trimmed blocks, loop controls, ``tojson`` without
 HTML escapes, ``raise_exception``, ``strftime_now`` from an injected clock. Only the operator's
-template runs; a caller's values are data to it. Pure: no I/O, no clock.
+template runs; a caller's values are data to it, but they decide how often its loops turn. So the
+turns of all loops and macros are counted, by a name that is written into each of them and renders
+as nothing. Pure: no I/O, no clock.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,8 +20,12 @@ from jinja2 import nodes
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-__all__ = ["ChatTemplate", "TemplateError"]
+__all__ = ["Bounds", "ChatTemplate", "TemplateError"]
 
+# A template's mistakes surface as whatever its expressions raise on the caller's data.
+_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError)
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_TURN = "_turn"
 _CONTINUE_MARK = "\ue000continue\ue001 "
 # transformers marks assistant text with this block for training; rendering ignores it.
 _GENERATION = re.compile(r"{%(-?)\s*(end)?generation\s*(-?)%}")
@@ -25,6 +33,32 @@ _GENERATION = re.compile(r"{%(-?)\s*(end)?generation\s*(-?)%}")
 
 class TemplateError(Exception):
     """The template refused the messages, failed on them, or produced too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The largest text one rendering may make, and how often its loops and macros may turn."""
+
+    chars: int = 8 << 20
+    turns: int = 500_000
+
+
+_BOUNDS = Bounds()
+
+
+class _Turns:
+    """Renders as nothing, a limited number of times."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+
+    def __str__(self) -> str:
+        self._left -= 1
+        if self._left < 0:
+            raise TemplateError("its loops turn too often")
+        return ""
 
 
 class ChatTemplate:
@@ -37,7 +71,7 @@ class ChatTemplate:
         content_format: whether templates take message content as ``string`` or as ``openai``
             parts; ``auto`` looks for a loop over content, as the engine does.
         allowed_kwargs: the keys of ``chat_template_kwargs`` that callers may send.
-        max_chars: the largest text rendered.
+        bounds: how much one rendering may do.
 
     Raises:
         TemplateError: the source is no template.
@@ -51,19 +85,24 @@ class ChatTemplate:
         *,
         content_format: str = "auto",
         allowed_kwargs: Sequence[str] = (),
-        max_chars: int = 32 << 20,
+        bounds: Bounds = _BOUNDS,
     ) -> None:
         environment = _environment(now)
+        original = source
         source = _GENERATION.sub(_as_plain_block, source)
         try:
-            self._template = environment.from_string(source)
+            tree = environment.parse(source)
+            loops = _loops_over_content(tree)
+            _count_turns(tree)
+            self._template = environment.from_string(tree)
             # Copied for every rendering, and a plain dictionary copies several times as fast.
             self._template.globals = dict(self._template.globals)
-            loops = _loops_over_content(environment.parse(source))
         except jinja2.TemplateError as error:
             raise TemplateError(f"not a Jinja template: {error}") from error
+        self._source = original
+        self.takes_developer = any(name in original for name in ("'developer'", '"developer"'))
         self._special_tokens = dict(special_tokens)
-        self._max_chars = max_chars
+        self._bounds = bounds
         self.takes_parts = loops if content_format == "auto" else content_format == "openai"
         self.allowed_kwargs = frozenset(allowed_kwargs)
 
@@ -82,22 +121,57 @@ class ChatTemplate:
         if continue_final_message:
             messages = _marked(messages)
         given = {**self._special_tokens, **variables, "messages": messages}
+        given[_TURN] = _Turns(self._bounds.turns)
         try:
             text = self._bounded(given)
-        # A template's mistakes surface as whatever its expressions raise on the caller's data.
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except (jinja2.TemplateError, *_MISTAKES) as error:
             raise TemplateError(str(error)) from error
         except RecursionError as error:
             raise TemplateError("too deeply nested") from error
         return _until_mark(text) if continue_final_message else text
+
+    @cached_property
+    def wants_system_first(self) -> bool:
+        """Whether the engine takes the template to refuse system messages after the first.
+
+        Found as vLLM finds it, by rendering such a chat without its own filters and functions.
+        """
+        bare = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+        )
+        chat = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
+        try:
+            bare.from_string(self._source).render(messages=chat, add_generation_prompt=False)
+        except (jinja2.TemplateError, *_MISTAKES):
+            return True
+        return False
+
+    @cached_property
+    def disabled_effort(self) -> str:
+        """The reasoning effort that the engine takes for thinking that is switched off.
+
+        Found as vLLM finds it: ``none``, unless the template refuses or ignores that.
+        """
+        off = self._with_effort("none")
+        ignored = off is None or any(self._with_effort(effort) == off for effort in _EFFORTS)
+        return "low" if ignored else "none"
+
+    def _with_effort(self, effort: str) -> str | None:
+        hi = [{"type": "text", "text": "Hi"}] if self.takes_parts else "Hi"
+        chosen = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True, **chosen}
+        try:
+            return self.render([{"role": "user", "content": hi}], variables)
+        except TemplateError:
+            return None
 
     def _bounded(self, given: Mapping[str, Any]) -> str:
         pieces, chars = [], 0
         for piece in self._template.generate(given):
             pieces.append(piece)
             chars += len(piece)
-            if chars > self._max_chars:
-                raise TemplateError(f"more than {self._max_chars} characters")
+            if chars > self._bounds.chars:
+                raise TemplateError(f"more than {self._bounds.chars} characters")
         return "".join(pieces)
 
 
@@ -136,6 +210,18 @@ def _as_plain_block(tag: re.Match[str]) -> str:
     return f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}"
 
 
+def _count_turns(tree: nodes.Template) -> None:
+    """Write the counting name at the start of every loop and macro."""
+    blocks: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
+        *tree.find_all(nodes.For),
+        *tree.find_all(nodes.Macro),
+        *tree.find_all(nodes.CallBlock),
+    ]
+    for block in blocks:
+        count = nodes.Output([nodes.Name(_TURN, "load")], lineno=block.lineno)
+        block.body.insert(0, count)
+
+
 def _loops_over_content(tree: nodes.Template) -> bool:
     """Whether a loop walks a message's content, directly or by a name set to it."""
     names = {
@@ -168,6 +254,8 @@ def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         last["content"] = content + _CONTINUE_MARK
     elif content:
         *before, part = content
+        if "text" not in part:
+            raise TemplateError("only a text can be continued")
         last["content"] = [*before, {**part, "text": part["text"] + _CONTINUE_MARK}]
     return [*messages[:-1], last]
 

@@ -171,6 +171,9 @@ def curl_lines(told: dict[str, Any]) -> str:
         "# metrics per class, and the state of the gateway",
         f"curl {told['admin_url']}/metrics",
         f"curl {told['admin_url']}/admin/status -H 'Authorization: Bearer {told['admin_token']}'",
+        "# change it while it runs: limits show, set, pause, resume; reload; usage",
+        f"SLUICEGATE_ADMIN_TOKEN={told['admin_token']} \\",
+        f"  sluicegate limits pause flow.long.batch --admin-url {told['admin_url']}",
         "",
         "Ctrl-C ends it all.",
     ]

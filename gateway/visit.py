@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway.domain import Arm, Outcome, Principal, Surface
 from gateway.lifetime import Ending, Timeline
 from gateway.observe import Finished
+from gateway.traceparent import TraceContext
 
 __all__ = ["Visit"]
 
@@ -26,6 +27,7 @@ class Visit:
     status: int | None = None
     committed: bool = False
     trace_id: str | None = None
+    trace: TraceContext | None = None
     principal: Principal | None = None
     model: str | None = None
     size_class: str | None = None
@@ -38,6 +40,7 @@ class Visit:
     engine_prompt_tokens: int | None = None
     completion_tokens: int | None = None
     classify_s: float | None = None
+    classified_s: float | None = None
     classify_method: str | None = None
     queue_s: float | None = None
     retries: int = 0
@@ -80,6 +83,8 @@ class Visit:
             dispatched_s=marks.dispatched_s,
             first_event_s=marks.first_event_s,
             max_stall_s=marks.max_gap_s if marks.events > 1 else None,
+            gaps=marks.gaps,
+            gaps_sum_s=(marks.last_event_s or 0.0) - (marks.first_event_s or 0.0),
             retries=self.retries,
             offered=self.offered,
             detail=self.detail,

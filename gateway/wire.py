@@ -13,24 +13,30 @@ that fails all the same before any byte of the response is replaced by a fresh o
 """
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from urllib.parse import urlsplit
+from dataclasses import replace
 
 from gateway.http1 import (
     MAX_HEAD_BYTES,
     BadResponse,
+    ConnectFailed,
     Connection,
+    ConnectTimedOut,
     Disconnected,
     Header,
+    NoSocket,
+    TimedOut,
     WireError,
     request_head,
 )
+from gateway.origin import Origin
 
 __all__ = [
     "BUFFER_BYTES",
     "MAX_HEAD_BYTES",
+    "OUR_ERRNOS",
     "READ_BYTES",
     "BadResponse",
     "ConnectFailed",
@@ -39,6 +45,7 @@ __all__ = [
     "EngineClient",
     "Exchange",
     "Header",
+    "NoSocket",
     "Origin",
     "TimedOut",
     "WireError",
@@ -51,44 +58,8 @@ BUFFER_BYTES = 32 * 1024
 # A connection that the engine had closed before is lost within a round trip of the write; one that
 # is lost later had a request on it that may have been the cause.
 STALE_WITHIN_S = 0.1
-
-
-class ConnectFailed(WireError):
-    """No connection could be opened: nothing was sent."""
-
-
-class ConnectTimedOut(ConnectFailed):
-    """No connection came about in time; the address may be fine."""
-
-
-class TimedOut(WireError):
-    """A time limit of the exchange passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where an engine listens: host name or address, port, and whether it speaks TLS."""
-
-    host: str
-    port: int
-    tls: bool = False
-
-    @classmethod
-    def parse(cls, url: str) -> "Origin":
-        """The origin of ``http://host:port``, ``http://[v6]:port`` or https; else ValueError."""
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"engine address {url!r}: must be http://host:port")
-        if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
-            raise ValueError(f"engine address {url!r}: must have no path, query or user")
-        tls = parts.scheme == "https"
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls)
-
-    @property
-    def authority(self) -> bytes:
-        """The value of the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}".encode("ascii")
+# Out of files, buffers or ports: ours, not the engine's.
+OUR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL})
 
 
 class Exchange:
@@ -110,6 +81,7 @@ class Exchange:
         "_finished",
         "_parts",
         "_request",
+        "_sink",
         "_waiter",
         "headers",
         "loop",
@@ -126,6 +98,7 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         self._error: WireError | None = None
         self._finished = self._aborted = False
+        self._sink: Callable[[bytes], bool] | None = None
         self._parts: list[bytes] = []
         self._buffered = 0
         self.status = 0
@@ -138,6 +111,7 @@ class Exchange:
 
     async def start(self) -> None:
         """Send the request and wait for the response's head; WireError if there is none."""
+        self._raise_if_over()
         pooled = self._client.take()
         if pooled is not None and not await self._sent_on_pooled(pooled):
             try:
@@ -199,6 +173,36 @@ class Exchange:
         self._buffered = 0
         return data
 
+    async def flow(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand on what arrives as it arrives, in the read itself, until ``sink`` says False.
+
+        Returns whether the response may go on: True after ``sink`` said False (what arrives until
+        the next call is kept, within the bounds), False once the response is whole.
+
+        Raises:
+            WireError: the response can not become whole; what arrived before is handed on first.
+        """
+        if self._parts and not sink(await self.read()):
+            return True
+        self._sink = sink
+        try:
+            while not self._finished:
+                self._raise_if_over()
+                await self._wait()
+                if self._plugged():
+                    return True
+        finally:
+            self._sink = None
+        return False
+
+    def _plugged(self) -> bool:
+        return self._sink is None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the response is whole; what has arrived may still have to be read."""
+        return self._finished
+
     def abort(self, error: WireError) -> None:
         """End the exchange from outside: the pending or next call raises ``error``."""
         if not self._finished and self._error is None:
@@ -226,6 +230,12 @@ class Exchange:
 
     def got_body(self, data: bytes) -> bool:
         """Called by the connection with body bytes; True asks it to pause reading."""
+        sink = self._sink
+        if sink is not None:
+            if not sink(data):
+                self._sink = None
+                self._wake()
+            return False
         self._parts.append(data)
         self._buffered += len(data)
         waiter = self._waiter
@@ -275,6 +285,8 @@ class EngineClient:
         keepalive_s: idle time after which a pooled connection is not used again.
         max_idle: connections kept for reuse.
         tls: context for https origins; the default one verifies.
+        service: the host name that requests name and certificates must have, where the origin's
+            host was looked up from it.
     """
 
     def __init__(
@@ -285,10 +297,13 @@ class EngineClient:
         keepalive_s: float = 4.0,
         max_idle: int = 256,
         tls: ssl.SSLContext | None = None,
+        service: str | None = None,
     ) -> None:
         self.origin = Origin.parse(origin) if isinstance(origin, str) else origin
         self.loop = asyncio.get_running_loop()
-        self._host = self.origin.authority
+        self._service = service
+        named = self.origin if service is None else replace(self.origin, host=service)
+        self._host = named.authority
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._connect_timeout_s = connect_timeout_s
         self._keepalive_s = keepalive_s
@@ -317,6 +332,10 @@ class EngineClient:
     def close(self) -> None:
         """Close the idle connections; those in use close when their exchange ends."""
         self._closed = True
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Close the idle connections: the engine behind them is another one now."""
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.drop()
@@ -341,17 +360,29 @@ class EngineClient:
         host = self._host.decode()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await self.loop.create_connection(
-                    lambda: Connection(self._buffer, self._give_back, self._forget),
-                    self.origin.host,
-                    self.origin.port,
-                    ssl=self._tls,
+                _, connection = await self._dial(
+                    lambda: Connection(self._buffer, self._give_back, self._forget)
                 )
         except TimeoutError:
             raise ConnectTimedOut(f"{host}: no connection in {self._connect_timeout_s} s") from None
         except OSError as error:
-            raise ConnectFailed(f"{host}: {error}") from error
+            kind = NoSocket if error.errno in OUR_ERRNOS else ConnectFailed
+            raise kind(f"{host}: {error}") from error
         return connection
+
+    async def _dial(
+        self, protocol: Callable[[], Connection]
+    ) -> tuple[asyncio.BaseTransport, Connection]:
+        origin, loop = self.origin, self.loop
+        if origin.path is not None:
+            return await loop.create_unix_connection(protocol, origin.path)
+        return await loop.create_connection(
+            protocol,
+            origin.host,
+            origin.port,
+            ssl=self._tls,
+            server_hostname=self._service if origin.tls else None,
+        )
 
     def _give_back(self, connection: Connection) -> None:
         if self._closed or len(self._idle) >= self._max_idle:

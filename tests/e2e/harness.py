@@ -37,6 +37,7 @@ UNLOGGED = {"headers_too_large", "header_timeout"}
 # outcome -> (status, has Retry-After, x-should-retry), as the failure contract has it.
 ROWS: Mapping[str, tuple[int, bool, str]] = {
     "unauthenticated": (401, False, "false"),
+    "identity_unavailable": (503, True, "true"),
     "forbidden": (403, False, "false"),
     "not_found": (404, False, "false"),
     "bad_request": (400, False, "false"),

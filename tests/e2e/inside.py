@@ -12,9 +12,9 @@ from gateway.app import Gateway
 from gateway.assembly import build
 from gateway.config import load
 from gateway.edge import EdgeLimits, uvicorn_config
-from gateway.engines import after_success
+from gateway.health import after_success
 from gateway.journal import Journal
-from gateway.serve import _Listener, _listening
+from gateway.listen import Listener, listening
 from gateway.status import status
 from tests.e2e.configs import Served, write_config
 from tests.e2e.harness import Front
@@ -29,20 +29,23 @@ async def inside(
     change: Change = lambda gateway: gateway,
     limits: Mapping[str, Any] | None = None,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
+    admission: str = "enforce",
+    edge: EdgeLimits | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[tuple[Gateway, Front, Callable[[], list[dict[str, Any]]]]]:
     """Serve a changed gateway; yields it, its outside, and a function that ends its log.
 
     Nobody probes: every engine is taken to be up until a request finds otherwise.
     """
     path, keys = write_config(
-        folder, {"simulated": Served(engines)}, limits=limits or {}, **(changes or {})
+        folder, {"simulated": Served(engines, admission)}, limits=limits or {}, **(changes or {})
     )
     log = io.BytesIO()
     journal = Journal(log)
-    gateway = change(build(load(path), journal, time.monotonic))
+    gateway = change(build(load(path), journal, clock))
     parts = gateway.parts
     for engine in engines:
-        parts.prober._set(after_success(parts.prober.health[engine], time.monotonic()))
+        parts.prober._set(after_success(parts.prober.health[engine], clock()))
     closed: list[dict[str, Any]] = []
 
     def lines() -> list[dict[str, Any]]:
@@ -52,9 +55,9 @@ async def inside(
             closed.extend(line for line in found if line["event"] != "engine_up")
         return closed
 
-    listener = _Listener(uvicorn_config(gateway, "127.0.0.1", 0, EdgeLimits()))
+    listener = Listener(uvicorn_config(gateway, "127.0.0.1", 0, edge or EdgeLimits()))
     try:
-        async with _listening(listener):
+        async with listening(listener):
             yield gateway, Front(listener.url(), "", keys, path), lines
     finally:
         lines()

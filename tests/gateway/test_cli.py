@@ -37,7 +37,7 @@ def test_check_prints_what_is_in_force_and_its_digest(tmp_path: Path, capsys: Sa
     assert '"max_prompt_tokens": 4096' in printed
     assert main(["check", "--json", "--config", str(path)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"digest", "series_at_most", "warnings", "settings"}
+    assert set(told) == {"digest", "series_at_most", "replica", "warnings", "settings"}
     assert f"digest {told['digest']}" in printed
 
 

@@ -1,4 +1,5 @@
 import logging
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,14 @@ SHAPES: dict[str, type[BaseModel]] = {
     "admin": schema.Admin,
     "admin.tokens": schema.AdminToken,
     "auth": schema.Auth,
+    "auth.jwt.*": schema.JwtIssuer,
     "counting": schema.Counting,
+    "server.tls": schema.Tls,
     "upstream": schema.Upstream,
+    "upstream.tls": schema.EngineTls,
+    "adaptation": schema.Adaptation,
+    "replicas": schema.Replicas,
+    "tracing": schema.Tracing,
     "probe": schema.Probe,
     "scheduling": schema.Scheduling,
     "model.*": schema.Model,
@@ -60,8 +67,13 @@ def at(value: Any, path: list[str]) -> list[dict[str, Any]]:
     return [item for entry in found for item in (entry if isinstance(entry, list) else [entry])]
 
 
+def uncommented(text: str) -> str:
+    """The file with its examples in force: not every key may be, by itself or beside another."""
+    return re.sub(r"(?m)^# ?((\[[a-z.-]+\]|[a-z_]+ = ).*)$", r"\1", text)
+
+
 def test_every_key_there_is_stands_in_the_shipped_configuration() -> None:
-    file = tomllib.loads(SHIPPED.read_text())
+    file = tomllib.loads(uncommented(SHIPPED.read_text()))
     assert keys_of(schema.Document) == set(file)
     for path, shape in SHAPES.items():
         present = {key for table in at(file, path.split(".")) for key in table}
@@ -302,3 +314,85 @@ def test_a_template_that_does_not_compile_is_named(tmp_path: Path) -> None:
     (tmp_path / "template.jinja").write_text("{% if %}")
     with pytest.raises(ConfigError, match=r"model\.m\.chat_template: not a Jinja template"):
         load(path)
+
+
+TWO_ENGINES = CONFIG.replace(
+    'engines = ["http://127.0.0.1:8001"]',
+    'engines = ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]',
+)
+PART = "[replicas]\ncount = 2\n"
+
+
+def test_replicas_divide_every_engine_and_own_the_capped_class_somewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for index in ("0", "1"):
+        monkeypatch.setenv("SLUICEGATE_REPLICA_INDEX", index)
+        mine = settings(tmp_path, PART + TWO_ENGINES.replace("40960", "99000"))
+        assert mine.replica == int(index)
+        assert {limits.slots for limits in mine.engines.values()} == {64}
+        found.append([dict(limits.max_prefilling)["long"] for limits in mine.engines.values()])
+        assert [
+            line.startswith(f"replica {int(index) + 1} of 2") for line in mine.replica_in_words()
+        ] == [True, True]
+    assert sorted(found) == [[0, 1], [1, 0]]
+
+
+def test_a_gateway_that_is_alone_may_do_everything_and_says_nothing(tmp_path: Path) -> None:
+    alone = settings(tmp_path)
+    assert (alone.replica, alone.replica_in_words()) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("config", "index", "key", "reason"),
+    [
+        (PART + TWO_ENGINES, "0", "pool.a", "limits.prefill_tokens is 20480"),
+        (
+            PART + TWO_ENGINES.replace("40960", "99000"),
+            "2",
+            "replicas.index",
+            "no number from 0 to 1",
+        ),
+        (PART + TWO_ENGINES.replace("40960", "99000"), "x", "replicas.index", "'x'"),
+        (PART + "index = 2\n" + TWO_ENGINES, "0", "replicas.index", "counts from 0 to 1"),
+        (PART + CONFIG.replace("40960", "99000"), "0", "replicas.count", "1 engines, fewer than"),
+    ],
+)
+def test_replicas_that_can_not_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, index: str, key: str, reason: str
+) -> None:
+    monkeypatch.setenv("SLUICEGATE_REPLICA_INDEX", index)
+    with pytest.raises(ConfigError) as error:
+        settings(tmp_path, config)
+    assert error.value.key == key
+    assert reason in error.value.reason
+
+
+@pytest.mark.parametrize(
+    ("pool", "key", "reason"),
+    [
+        ("", "pool.a.engines", "names no engine"),
+        ('dns = "http://vllm:8000"\nengines = ["http://a:1"]', "pool.a.dns", "either engines or"),
+        ('dns = "http://vllm:80000"', "pool.a.dns", "1..65535"),
+        ('dns = "http://vllm"', "pool.a.dns", "match"),
+        ('engines = ["unix:relative"]', "pool.a.engines[1]", "match"),
+        ('engines = ["http://a:1", "http://b:1"]\nmax_engines = 1', "pool.a.max_engines", "below"),
+    ],
+)
+def test_a_pool_has_engines_or_a_name_and_never_neither(
+    tmp_path: Path, pool: str, key: str, reason: str
+) -> None:
+    config = CONFIG.replace('engines = ["http://127.0.0.1:8001"]', pool)
+    with pytest.raises(ConfigError) as error:
+        settings(tmp_path, config)
+    assert error.value.key == key
+    assert reason in error.value.reason
+
+
+def test_two_pools_of_one_name_are_not_isolated(tmp_path: Path) -> None:
+    dns = 'dns = "http://vllm:8000"\n'
+    config = CONFIG.replace('engines = ["http://127.0.0.1:8001"]\n', f"{dns}[pool.b]\n{dns}")
+    assert settings(tmp_path, config).warnings == ("http://vllm:8000 is in the pools a and b",)
+    with pytest.raises(ConfigError, match="isolation: required"):
+        settings(tmp_path, f'isolation = "required"\n{config}')

@@ -17,6 +17,10 @@ def body(kind: str, code: str, param: str = "null") -> bytes:
 # Written out, not derived: status, x-should-retry, whether Retry-After is sent, body.
 GOLDEN = {
     "unauthenticated": (401, b"false", False, body("authentication_error", "unauthenticated")),
+    "identity_unavailable": (
+        *(503, b"true", True),
+        body("overloaded_error", "identity_unavailable"),
+    ),
     "forbidden": (403, b"false", False, body("permission_error", "forbidden")),
     "not_found": (404, b"false", False, body("not_found_error", "not_found")),
     "bad_request": (400, b"false", False, body("invalid_request_error", "bad_request")),
@@ -114,6 +118,55 @@ def test_retry_after_is_whole_seconds_between_1_and_30(seconds: float | None, se
 def test_a_stream_ends_with_an_error_event() -> None:
     event = error_event(Outcome.STREAM_INTERRUPTED, "why", Surface.CHAT)
     assert event == b"data: " + body("server_error", "stream_interrupted") + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "kind"),
+    [
+        ("bad_request", 400, "invalid_request_error"),
+        ("prompt_too_long", 400, "invalid_request_error"),
+        ("unauthenticated", 401, "authentication_error"),
+        ("forbidden", 403, "permission_error"),
+        ("not_found", 404, "not_found_error"),
+        ("body_too_large", 413, "request_too_large"),
+        ("queue_full", 429, "rate_limit_error"),
+        ("no_engine", 503, "overloaded_error"),
+        ("upstream_unreachable", 502, "api_error"),
+        ("upstream_timeout", 504, "timeout_error"),
+        ("internal_error", 500, "api_error"),
+    ],
+)
+@pytest.mark.parametrize("surface", [Surface.MESSAGES, Surface.COUNT_TOKENS])
+def test_messages_get_anthropics_form_with_the_same_status_and_headers(
+    outcome: str, status: int, kind: str, surface: Surface
+) -> None:
+    got = answer(Outcome(outcome), "why", surface=surface)
+    plain = answer(Outcome(outcome), "why")
+    assert orjson.loads(got.body) == {"type": "error", "error": {"type": kind, "message": "why"}}
+    assert got.status == status == plain.status
+    skipped = {b"content-length"}
+    assert [h for h in got.headers if h[0] not in skipped] == [
+        h for h in plain.headers if h[0] not in skipped
+    ]
+
+
+def test_a_405_names_the_method_that_is_allowed() -> None:
+    chat = answer(Outcome.BAD_REQUEST, "x", surface=Surface.CHAT, status=405)
+    models = answer(Outcome.BAD_REQUEST, "x", surface=Surface.MODELS, status=405)
+    assert dict(chat.headers)[b"allow"] == b"POST"
+    assert dict(models.headers)[b"allow"] == b"GET"
+    assert b"allow" not in dict(answer(Outcome.BAD_REQUEST, "x").headers)
+
+
+def test_a_broken_stream_of_named_events_ends_with_an_event_named_error() -> None:
+    for surface in (Surface.MESSAGES, Surface.RESPONSES):
+        event = error_event(Outcome.STREAM_INTERRUPTED, "why", surface)
+        name, data, *rest = event.split(b"\n")
+        assert (name, rest) == (b"event: error", [b"", b""])
+        said = orjson.loads(data.removeprefix(b"data: "))
+        assert said["type"] == "error"
+        assert said["error"]["message"] == "why"
+    assert said["code"] == "stream_interrupted"
 
 
 def flat() -> float:

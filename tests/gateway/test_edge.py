@@ -471,3 +471,192 @@ async def test_a_large_body_in_the_pipeline_does_not_hide_that_the_caller_left()
         writer.write(POST + b"content-length: 400000\r\n\r\n" + b"z" * 200_000)
         await eventually(endings[0].is_set)
         writer.close()
+
+
+# Callers of other kinds.
+
+
+async def test_a_caller_of_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
+    async def parts(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two", "more_body": False})
+
+    async with served(parts) as edge:
+        assert await edge.ask(b"GET / HTTP/1.0\r\n\r\n") == (
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\none two"
+        )
+    async with served() as edge:
+        answer = await edge.ask(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+        assert b"content-length: 5\r\n" in answer
+        assert answer.endswith(b"\r\n\r\nempty")
+
+
+async def test_a_head_request_gets_no_body_and_the_connection_lives_on() -> None:
+    async with served() as edge:
+        reader, writer = await edge.open()
+        writer.write(GET.replace(b"GET", b"HEAD") + GET)
+        both = await reader.readuntil(b"empty")
+        assert both.count(b"HTTP/1.1 200 OK\r\n") == 2
+        writer.close()
+
+
+async def test_a_caller_that_waits_for_leave_to_send_its_body_gets_it() -> None:
+    async with served() as edge:
+        reader, writer = await edge.open()
+        writer.write(POST + b"content-length: 2\r\nexpect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hi")
+        assert (await reader.readuntil(b"hi")).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_a_target_with_a_fragment_is_refused() -> None:
+    async with served() as edge:
+        assert status(await edge.ask(b"GET /v1/models#f HTTP/1.1\r\nhost: a\r\n\r\n")) == 400
+        assert edge.scopes == []
+
+
+async def test_one_address_may_not_take_all_connections() -> None:
+    async with served(limits=EdgeLimits(max_connections_per_address=1)) as edge:
+        held = await edge.open()
+        await eventually(lambda: len(edge.server.server_state.connections) == 1)  # type: ignore[union-attr]
+        assert b'"code":"ingress_full"' in await edge.ask(GET)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", edge.port, local_addr=("127.0.0.2", 0)
+        )
+        writer.write(GET)
+        assert (await reader.readuntil(b"empty")).startswith(b"HTTP/1.1 200")
+        writer.close()
+        held[1].close()
+        await eventually(lambda: len(edge.server.server_state.connections) == 0)  # type: ignore[union-attr]
+        assert (await edge.ask(GET.replace(b"host", b"connection: close\r\nhost"))).endswith(
+            b"empty"
+        )
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_caller_that_ends_its_sending_still_gets_its_answer(begun: bool) -> None:
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive, 10, 5.0)
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        await go.wait()
+        assert not caller_ending(scope).is_set()
+        if not begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"two", "more_body": False})
+
+    async with served(app) as edge:
+        reader, writer = await edge.open()
+        writer.write(GET)
+        await eventually(lambda: len(edge.scopes) == 1)
+        writer.write_eof()
+        await asyncio.sleep(0.05)
+        go.set()
+        answer = await reader.read(-1)
+        head, _, body = answer.partition(b"\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert head.count(b"HTTP/1.1 200 OK") == 1
+        assert set(head.split(b"HTTP/1.1 200 OK")[0].split(b"\r\n")) <= {
+            b"",
+            b"HTTP/1.1 100 Continue",
+        }
+        assert dechunked(body) == (b"one two" if begun else b"two")
+        writer.close()
+
+
+def dechunked(body: bytes) -> bytes:
+    whole, size = b"", 1
+    while size:
+        line, _, body = body.partition(b"\r\n")
+        size = int(line, 16)
+        whole, body = whole + body[:size], body[size + 2 :]
+    assert body == b""
+    return whole
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_caller_that_ended_its_sending_and_then_leaves_is_noticed(begun: bool) -> None:
+    endings: list[Ending] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive, 10, 5.0)
+        endings.append(caller_ending(scope))
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        await endings[0].wait()
+
+    async with served(app) as edge:
+        _, writer = await edge.open()
+        writer.write(GET)
+        await eventually(lambda: len(endings) == 1)
+        writer.write_eof()
+        await asyncio.sleep(0.05)
+        assert not endings[0].is_set()
+        writer.close()
+        await eventually(endings[0].is_set)
+
+
+async def test_half_a_request_and_the_end_of_sending_is_a_departure() -> None:
+    async with served() as edge:
+        reader, writer = await edge.open()
+        writer.write(POST + b"content-length: 5\r\n\r\nhi")
+        await eventually(lambda: len(edge.scopes) == 1)
+        writer.write_eof()
+        assert await reader.read(-1) == b""
+        assert caller_ending(edge.scopes[0]).is_set()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "headers", [[(b"x a", b"1")], [(b"x", b"a\r\nb: c")], [(b"x\r\ny", b"1")], [(b"x", b"\x00")]]
+)
+async def test_a_header_that_would_split_the_answer_is_never_sent(headers: Any) -> None:
+    faults: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(str(context["exception"])))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async with served(app) as edge:
+        answer = await edge.ask(GET)
+        assert b"HTTP/1.1 200" not in answer
+        assert b"b: c" not in answer
+    loop.set_exception_handler(None)
+    assert faults == ["the answer has a header that may not be sent"]
+
+
+async def test_an_application_that_fails_before_its_answer_is_a_500_and_the_fault_is_told() -> None:
+    faults: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise LookupError("secret")
+
+    async with served(app) as edge:
+        answer = await edge.ask(GET)
+        assert (status(answer), b"secret" in answer) == (500, False)
+    loop.set_exception_handler(None)
+    assert [type(fault) for fault in faults] == [LookupError]
+
+
+async def test_an_answer_shorter_than_it_says_is_cut_off() -> None:
+    faults: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        head = [(b"content-length", b"5")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": b"four"})
+
+    async with served(app) as edge:
+        assert not (await edge.ask(GET)).endswith(b"four")
+    loop.set_exception_handler(None)
+    assert len(faults) == 1

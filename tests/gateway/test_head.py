@@ -11,10 +11,13 @@ from gateway.head import (
     TARGETS,
     check_content_type,
     check_declared_length,
+    check_query,
     max_wait_s,
+    model_named,
     surface_of,
     trace_id,
 )
+from gateway.surfaces import SURFACES
 
 
 def scope(path: str, method: str = "POST", raw: bytes | None = None) -> dict[str, Any]:
@@ -22,24 +25,59 @@ def scope(path: str, method: str = "POST", raw: bytes | None = None) -> dict[str
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "surface"),
-    [
-        ("/v1/chat/completions", "POST", Surface.CHAT),
-        ("/v1/completions", "POST", Surface.COMPLETIONS),
-        ("/v1/models", "GET", Surface.MODELS),
-    ],
+    ("path", "target"),
+    [(path, row.paths[0]) for row in SURFACES.values() for path in row.paths],
 )
-def test_an_allowed_path_is_its_surface_and_goes_to_the_engine_as_it_is(
-    path: str, method: str, surface: Surface
+def test_an_allowed_path_is_its_surface_and_goes_to_the_engine_by_its_first_spelling(
+    path: str, target: str
 ) -> None:
-    assert surface_of(scope(path, method)) is surface
-    assert TARGETS[surface] == path.encode()
+    row = next(surface for surface, row in SURFACES.items() if path in row.paths)
+    assert surface_of(scope(path, SURFACES[row].method)) is row
+    assert TARGETS[row] == target.encode()
+
+
+def test_a_models_name_may_be_encoded_and_hold_slashes() -> None:
+    path = "/v1/models/org/name"
+    asked = scope(path, "GET", raw=b"/v1/models/org%2Fname")
+    assert surface_of(asked) is Surface.MODELS
+    assert model_named(path) == "org/name"
+    assert model_named("/v1/models") is None
+
+
+@pytest.mark.parametrize("name", ["", "..", "../chat/completions", "a/../b", "a//b", "./a", "a b"])
+def test_steps_along_the_path_are_no_models_name(name: str) -> None:
+    with pytest.raises(Refused) as refused:
+        surface_of(scope(f"/v1/models/{name}", "GET"))
+    assert refused.value.outcome is Outcome.NOT_FOUND
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("path", ["/v1/responses/resp_1", "/v1/responses/resp_1/cancel"])
+def test_a_call_for_a_stored_response_says_that_none_are_stored(method: str, path: str) -> None:
+    with pytest.raises(Refused, match="not stored") as refused:
+        surface_of(scope(path, method))
+    assert refused.value.outcome is Outcome.BAD_REQUEST
+
+
+@pytest.mark.parametrize("query", [b"a=1", b"beta=true&a=1", b"beta=false", b"priority=-5", b"%00"])
+@pytest.mark.parametrize("surface", list(SURFACES))
+def test_a_query_that_could_say_something_is_refused(query: bytes, surface: Surface) -> None:
+    with pytest.raises(Refused) as refused:
+        check_query({"query_string": query}, surface)
+    assert refused.value.outcome is Outcome.BAD_REQUEST
+
+
+def test_no_query_is_fine_and_anthropics_mark_is_let_be() -> None:
+    check_query({"query_string": b""}, Surface.CHAT)
+    check_query({"query_string": b"beta=true"}, Surface.MESSAGES)
+    with pytest.raises(Refused):
+        check_query({"query_string": b"beta=true"}, Surface.CHAT)
 
 
 @given(st.text(max_size=40))
 def test_any_other_path_is_not_found(path: str) -> None:
-    known = {target.decode() for target in TARGETS.values()}
-    if path not in known:
+    known = {path for row in SURFACES.values() for path in row.paths}
+    if path not in known and not path.startswith(("/v1/models/", "/v1/responses/")):
         with pytest.raises(Refused) as refused:
             surface_of(scope(path, raw=path.encode("utf-8", "surrogatepass")))
         assert refused.value.outcome is Outcome.NOT_FOUND

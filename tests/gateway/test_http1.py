@@ -371,3 +371,57 @@ def test_nothing_that_would_change_the_framing_is_sent(
 ) -> None:
     with pytest.raises(ValueError, match="not sendable"):
         request_head(method, target, b"h", [header], 0)
+
+
+# A read that is one chunk goes past the parser: nothing else may.
+
+BODY = st.sampled_from([b"x", b"\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"data: a\n\n", b"y" * 300])
+SIZE_LINES = st.sampled_from([b"%x\r\n", b"%X\r\n", b"0%x\r\n", b"%x;a=b\r\n"])
+
+
+@given(
+    chunks=st.lists(st.tuples(BODY, SIZE_LINES), min_size=1, max_size=8),
+    places=st.lists(st.integers(0, 600), max_size=6),
+    whole=st.booleans(),
+)
+def test_chunks_are_the_same_however_they_are_written_and_cut(
+    chunks: list[tuple[bytes, bytes]], places: list[int], whole: bool
+) -> None:
+    written = [line % len(body) + body + b"\r\n" for body, line in chunks]
+    rig = Rig().read(CHUNKED)
+    if whole:
+        rig.read(*written)
+    else:
+        data = b"".join(written)
+        cuts = sorted({min(place, len(data)) for place in places} | {0, len(data)})
+        rig.read(*(data[start:end] for start, end in pairwise(cuts)))
+    assert (rig.answer.body, rig.answer.error) == (b"".join(body for body, _ in chunks), None)
+    rig.read(b"0\r\n\r\n")
+    assert (rig.answer.finished, rig.idle) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        b"5\r\nhello!\r\n",
+        b"5\r\nhell\r\n",
+        b"5\nhello\r\n",
+        b"5\r\nhelloxx",
+        b"-5\r\nhello\r\n",
+        b"0x5\r\nhello\r\n",
+        b" 5\r\nhello\r\n",
+        b"fffffffffffffffff\r\nx\r\n",
+    ],
+)
+def test_a_read_between_chunks_that_is_no_chunk_is_refused(read: bytes) -> None:
+    rig = Rig().read(CHUNKED, b"1\r\nx\r\n", read, b"0\r\n\r\n")
+    assert isinstance(rig.answer.error, BadResponse)
+    assert (rig.answer.finished, rig.transport.aborted, rig.idle) == (False, True, 0)
+
+
+@pytest.mark.parametrize("begun", [b"1", b"1\r", b"1;", b"000", b"1\r\ny\r\n1", b"2\r\n\r\n"])
+def test_a_size_line_that_is_not_whole_keeps_the_next_read_for_the_parser(begun: bytes) -> None:
+    # Alone, the last read would be a chunk; behind the one before it is part of something else.
+    reads = [CHUNKED, b"1\r\nx\r\n", begun, b"1\r\ny\r\n"]
+    single = Rig().read(CHUNKED, *(bytes([byte]) for byte in b"".join(reads[1:])))
+    assert Rig().read(*reads).answer.facts() == single.answer.facts()

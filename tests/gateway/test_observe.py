@@ -44,6 +44,8 @@ DONE = Finished(
     dispatched_s=100.1,
     first_event_s=100.3,
     max_stall_s=0.2,
+    gaps=[0, 2, *[0] * 25],
+    gaps_sum_s=0.004,
 )
 
 
@@ -160,7 +162,7 @@ def test_what_waits_is_read_at_scrape_time_and_summed_over_models_and_arms(
             FlowLoad("short", "interactive", 1, 50, 100, 0.1, 1),
         )
         engine = EngineLoad("http://e", True, 2, 5, 600, 7000, 128, 40_960, 353_894, (("long", 1),))
-        return Occupancy(flows, (engine,), 9, draining=True)
+        return Occupancy(flows, (engine,), 9, True, drain_remaining=5, routes=[("m/short", 0.25)])
 
     observer = Observer(config, occupancy)
     observer.page()
@@ -172,6 +174,8 @@ def test_what_waits_is_read_at_scrape_time_and_summed_over_models_and_arms(
     flow = (("service_class", "interactive"), ("size_class", "short"))
     assert got["sluicegate_oldest_waiting_age_seconds", *flow] == 2.5
     assert got["sluicegate_queue_depth", *flow] == 4
+    assert got[("sluicegate_drain_remaining",)] == 5
+    assert got["sluicegate_route_candidate_weight", ("route", "m/short")] == 0.25
     assert got["sluicegate_queue_tokens", *flow] == 350
     assert got["sluicegate_queue_bytes", *flow] == 9100
     assert got["sluicegate_in_flight", *flow] == 5
@@ -220,7 +224,19 @@ def full_occupancy(config: Settings) -> Occupancy:
     engines = [
         EngineLoad(engine, True, 1, 0, 0, 0, 1, 1, 1, prefilling) for engine in config.engines
     ]
-    return Occupancy(flows, engines, 1)
+    routes = [(f"{route.model}/{route.size}", 0.1) for route in config.document.route]
+    return Occupancy(flows, engines, 1, routes=routes)
+
+
+def test_the_gaps_of_a_stream_are_folded_into_one_histogram(observer: Observer) -> None:
+    for _ in range(3):
+        observer.record(DONE)
+
+    def gap(suffix: str, **labels: str) -> float | None:
+        return value(observer, f"chunk_gap_seconds_{suffix}", **SHORT, **labels)
+
+    assert [gap("bucket", le=bound) for bound in ("0.001", "0.0025", "+Inf")] == [0, 6, 6]
+    assert (gap("count"), gap("sum")) == (6, pytest.approx(0.012))
 
 
 def test_a_bucket_holds_times_up_to_and_including_its_bound(observer: Observer) -> None:
@@ -280,7 +296,7 @@ def test_every_metric_of_the_table_is_exported_under_its_name(config: Settings) 
 def test_labels_are_of_the_bounded_kinds_only() -> None:
     allowed = {
         *("size_class", "service_class", "pool", "engine", "outcome", "surface"),
-        *("method", "phase"),
+        *("method", "phase", "route", "progress", "priority"),
     }
     assert {label for kind in METRICS.values() for label in kind.labels} <= allowed
 

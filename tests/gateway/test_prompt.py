@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import Outcome, Refused
-from gateway.prompt import Countable, chat, completion, requested_model
+from gateway.prompt import Countable, Media, chat, completion, requested_model
 from gateway.template import ChatTemplate
 from tests.gateway.minimal import TEMPLATE
 
@@ -52,12 +52,69 @@ def test_tool_call_arguments_become_objects() -> None:
     assert '{"x": "<"}{}' in rendered({"messages": messages})
 
 
-def test_tools_are_written_with_their_defaults_first() -> None:
-    tool = {"function": {"strict": True, "name": "f"}, "x": 1}
+def test_tools_are_written_with_their_known_keys_and_the_first_ones_always() -> None:
+    tool = {"function": {"strict": True, "name": "f", "y": 2}, "x": 1}
     assert rendered({"messages": HI, "tools": [tool]}) == (
         '<s><|user|>hi[{"type": "function", "function": {"name": "f", "description": null, '
-        '"parameters": null, "strict": true}, "x": 1}]<|assistant|>'
+        '"parameters": null, "strict": true}}]<|assistant|>'
     )
+
+
+def test_empty_parts_are_dropped_before_texts_are_joined() -> None:
+    parts = ["One", "", {"type": "text", "text": "three"}]
+    assert rendered({"messages": [{"role": "user", "content": parts}]}) == (
+        "<s><|user|>One\nthree<|assistant|>"
+    )
+
+
+def test_a_developer_becomes_the_one_system_message_where_the_template_knows_none() -> None:
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        *HI,
+        {"role": "system", "content": "be kind"},
+    ]
+    assert (
+        rendered({"messages": messages})
+        == "<s><|system|>be brief\n\nbe kind<|user|>hi<|assistant|>"
+    )
+    knows = ChatTemplate(TEMPLATE + "{# 'developer' #}", {}, lambda: NOW)
+    assert rendered({"messages": messages[:2]}, knows) == (
+        "<|developer|>be brief<|user|>hi<|assistant|>"
+    )
+
+
+def test_a_system_text_loses_the_billing_line_of_a_well_known_client() -> None:
+    billed = {"role": "system", "content": "x-anthropic-billing-header: cch=1\nreal"}
+    assert rendered({"messages": [billed]}) == "<s><|system|>real<|assistant|>"
+    user = {"role": "user", "content": "x-anthropic-billing-header: cch=1\nreal"}
+    assert "cch" in rendered({"messages": [user]})
+
+
+def test_arguments_that_are_no_object_become_an_empty_one_as_the_engine_has_it() -> None:
+    calls = [{"function": {"arguments": given}} for given in ("{", "[1]", "7", "null", "")]
+    message = {"role": "assistant", "tool_calls": calls}
+    assert rendered({"messages": [message]}) == "<s><|assistant|>{}{}{}{}{}<|assistant|>"
+
+
+def test_an_image_counts_by_the_models_estimate_and_is_refused_without_one() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = {"messages": [{"role": "user", "content": ["what is it?", image, image]}]}
+    asked = chat(body, PLAIN, Media(image_tokens=300))
+    assert (asked.media_tokens, asked.method) == (600, "estimate")
+    with pytest.raises(Refused, match=r"content\[1\]"):
+        chat(body, PLAIN, Media(audio_tokens=300))
+
+
+@pytest.mark.parametrize(
+    ("effort", "thinks"), [("none", "False"), ("low", "True"), ("auto", "True"), (None, "")]
+)
+def test_a_reasoning_effort_says_whether_to_think(effort: str | None, thinks: str) -> None:
+    template = ChatTemplate("{{ enable_thinking }}", {}, lambda: NOW)
+    assert rendered({"messages": HI, "reasoning_effort": effort}, template) == thinks
+
+
+def test_best_of_takes_slots_like_n() -> None:
+    assert completion({"prompt": ["a", "b"], "n": 2, "best_of": 5}).slots == 10
 
 
 def test_allowed_template_arguments_and_reasoning_effort_reach_the_template() -> None:
@@ -138,9 +195,14 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
-        "messages[0].tool_calls[0].function.arguments",
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "x", "function": {}}]}]},
+        "messages[0].tool_calls[0]",
     ),
+    ({"messages": [{"role": "assistant", "reasoning": 7}]}, "messages[0].reasoning"),
+    ({"tools": [{"function": {"name": "f", "parameters": "x"}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"type": "x", "function": {"name": "f"}}]}, "tools[0]"),
+    ({"messages": HI * 9000}, "messages"),
+    ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
     ({"tools": {}}, "tools"),
     ({"tools": [{}]}, "tools[0]"),
     ({"tools": [{"function": {}}]}, "tools[0].function.name"),
@@ -149,7 +211,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"add_generation_prompt": "true"}, "add_generation_prompt"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"reasoning_effort": 1}, "reasoning_effort"),
@@ -235,8 +297,8 @@ def countable_or_outcome(read: Callable[[], Countable]) -> Countable | Outcome:
 
 
 def test_more_prompts_than_any_engine_runs_at_once_are_refused_unread() -> None:
-    with pytest.raises(Refused, match="at most 1024 prompts"):
+    with pytest.raises(Refused, match="at most 1024"):
         completion({"prompt": [""] * 1025})
-    with pytest.raises(Refused, match="at most 1024 prompts"):
+    with pytest.raises(Refused, match="at most 1024"):
         completion({"prompt": [[1]] * 1025})
     assert completion({"prompt": [7] * 5000}).given_tokens == (5000,)

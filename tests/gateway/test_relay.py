@@ -1,7 +1,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from gateway.domain import Outcome, Surface
 from gateway.lifetime import Ending, Timeline, Timeouts
 from gateway.relay import MAX_HELD_BYTES, Relayed, UpstreamCall, relay
 from gateway.sse import MAX_EVENT_BYTES
+from gateway.tallies import BOUNDS_S
 from gateway.wire import EngineClient
 from tests.gateway.scripted import (
     BACKEND,
@@ -95,6 +96,7 @@ class Setting:
     caller: Caller = field(default_factory=Caller)
     gone: Ending = field(default_factory=Ending)
     first_events: int = 0
+    hide_usage: bool = False
 
     def __post_init__(self) -> None:
         self.client = EngineClient(self.engine.url)
@@ -106,7 +108,12 @@ class Setting:
     async def relay(self, limits: Timeouts = ROOMY, stream: bool = True) -> Relayed:
         async with asyncio.timeout(20):  # a limit that is not kept fails the test
             result = await relay(
-                self.client, call(stream), self.caller.send, self.gone, self.marks, limits
+                self.client,
+                replace(call(stream), hide_usage=self.hide_usage),
+                self.caller.send,
+                self.gone,
+                self.marks,
+                limits,
             )
         assert result.committed == (self.caller.status is not None)
         assert self.marks.ended_s is not None
@@ -167,6 +174,7 @@ async def test_a_stream_reaches_the_caller_byte_for_byte_however_it_is_cut(size:
             prompt_tokens=7,
             completion_tokens=2,
             finish_reason="stop",
+            began=True,
         )
         assert setting.caller.body == STREAM
         assert setting.caller.ended
@@ -346,7 +354,10 @@ async def test_a_stream_that_ends_without_its_rule_says_so_to_the_caller(
 ) -> None:
     result, caller = await run(CHUNKED_HEAD + chunk(stream) + LAST_CHUNK)
     assert (result.outcome, result.detail) == (Outcome.STREAM_INTERRUPTED, detail)
-    assert caller.body.startswith(stream)
+    # The mark would tell a client that all is well: the error event comes in its place.
+    passed = stream.removesuffix(DONE)
+    assert caller.body.startswith(passed)
+    assert DONE not in caller.body
     assert caller.error["code"] == "stream_interrupted"
 
 
@@ -697,3 +708,57 @@ async def test_an_engines_own_advice_is_bounded_as_ours_is() -> None:
     head = JSON + b"retry-after: 999999\r\n"
     _, caller = await run(plain(b'{"error":"x"}', b"429 Too Many", head), stream=False)
     assert caller.headers[b"retry-after"] == b"30"
+
+
+async def test_a_stream_whose_first_event_is_the_mark_is_no_stream() -> None:
+    result, caller = await run(CHUNKED_HEAD + chunk(DONE) + LAST_CHUNK)
+    assert (result.outcome, result.detail) == (Outcome.UPSTREAM_UNREACHABLE, "no_event")
+    assert caller.status is None
+
+
+async def test_a_page_in_answer_to_a_request_for_a_stream_is_no_answer() -> None:
+    page = plain(b"<html>", headers=b"content-type: text/html\r\n")
+    result, caller = await run(page)
+    assert (result.outcome, result.detail) == (Outcome.UPSTREAM_UNREACHABLE, "bad_response")
+    assert caller.status is None
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 1000])
+async def test_the_usage_event_that_only_the_gateway_asked_for_is_taken_out_again(
+    size: int,
+) -> None:
+    odd = event('\\"usage\\":{\\"choices\\":[]', extra=',"usage":null')
+    stream = event("a") + b": hi\r\n\r\n" + odd + event("", "stop") + USAGE + DONE
+    pieces = [chunk(stream[i : i + size]) for i in range(0, len(stream), size)]
+    async with scripted_engine(answers(CHUNKED_HEAD, *pieces, LAST_CHUNK)) as engine:
+        setting = Setting(engine, hide_usage=True)
+        result = await setting.relay()
+    assert (result.outcome, result.completion_tokens) == (Outcome.COMPLETED, 2)
+    assert setting.caller.body == stream.replace(USAGE, b"")
+
+
+async def test_the_silence_before_a_cut_counts_as_a_stall() -> None:
+    now = 1.0
+
+    async def script(peer: Peer) -> None:
+        nonlocal now
+        await peer.request()
+        await peer.send(CHUNKED_HEAD + chunk(event("a")))
+        await eventually(lambda: bool(setting.caller.parts))
+        now = 9.0
+        peer.reset()
+
+    async with scripted_engine(script) as engine:
+        setting = Setting(engine)
+        setting.marks.clock = lambda: now
+        assert (await setting.relay()).outcome is Outcome.STREAM_INTERRUPTED
+        assert setting.marks.max_gap_s == 8.0
+
+
+async def test_the_gaps_between_events_are_counted_by_bucket() -> None:
+    times = iter([1.0, 1.0, 1.02, 1.5, 1.5, 1.5])
+    marks = Timeline(times.__next__)
+    for events in (1, 2, 3, 4):
+        marks.saw(events)
+    counted = {bound: n for bound, n in zip((*BOUNDS_S, None), marks.gaps, strict=True) if n}
+    assert counted == {0.001: 1, 0.025: 1, 0.5: 1}

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain import Outcome, Refused
+from gateway.domain import Outcome, Refused, Surface
 from gateway.sanitize import (
     MAX_DEPTH,
     MAX_STRUCTURE,
     STRIPPED_KEYS,
+    ask_usage,
     clean_body,
     request_id,
     stamp,
@@ -45,6 +46,64 @@ def test_what_parsers_could_read_differently_is_refused(raw: bytes) -> None:
     with pytest.raises(Refused) as refused:
         clean_body(raw)
     assert refused.value.outcome is Outcome.BAD_REQUEST
+
+
+@pytest.mark.parametrize("digits", [b"18446744073709551616", b"-9223372036854775809", b"1" * 400])
+def test_a_whole_number_beyond_64_bits_is_refused_rather_than_rounded(digits: bytes) -> None:
+    with pytest.raises(Refused, match=r"64 bits|number"):
+        clean_body(b'{"seed": ' + digits + b"}")
+    with pytest.raises(Refused):
+        clean_body(b'{"a": [{"b": ' + digits + b"}]}")
+    assert clean_body(b'{"prompt": "' + digits + b'"}') == {"prompt": digits.decode()}
+
+
+@pytest.mark.parametrize("digits", [b"18446744073709551615", b"-9223372036854775808"])
+def test_a_whole_number_of_64_bits_goes_on_as_it_is(digits: bytes) -> None:
+    assert b'"seed":' + digits in stamp(clean_body(b'{"seed": ' + digits + b"}"), 0)
+
+
+@given(st.recursive(st.integers() | st.floats(allow_nan=False) | st.text(), st.lists))
+def test_a_number_goes_on_as_the_same_number_or_not_at_all(value: object) -> None:
+    raw = json.dumps({"a": value}).encode()
+    try:
+        body = clean_body(raw)
+    except Refused:
+        return
+    assert json.loads(stamp(body, 0))["a"] == json.loads(raw)["a"]
+
+
+def test_responses_are_never_stored() -> None:
+    for said in ({}, {"store": True}, {"store": None}):
+        assert json.loads(stamp(dict(said), 0, "m", Surface.RESPONSES))["store"] is False
+    assert "store" not in json.loads(stamp({}, 0, "m", Surface.CHAT))
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden"),
+    [
+        (None, True),
+        ({}, True),
+        ({"include_usage": False}, True),
+        ({"include_usage": True}, False),
+        ({"continuous_usage_stats": True}, True),
+    ],
+)
+def test_a_stream_is_made_to_end_with_its_usage(options: object, hidden: bool) -> None:
+    body = {"stream": True, "stream_options": options}
+    assert ask_usage(body, Surface.CHAT) is hidden
+    assert body["stream_options"] == {**(options or {}), "include_usage": True}  # type: ignore[dict-item]
+
+
+def test_usage_is_not_asked_of_what_is_no_stream_or_bears_it_anyway() -> None:
+    for body, surface in (
+        ({}, Surface.CHAT),
+        ({"stream": False}, Surface.CHAT),
+        ({"stream": True}, Surface.MESSAGES),
+    ):
+        assert not ask_usage(body, surface)
+        assert "stream_options" not in body
+    with pytest.raises(Refused, match="stream_options"):
+        ask_usage({"stream": True, "stream_options": 7}, Surface.CHAT)
 
 
 def nested(levels: int) -> bytes:

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.domain import Surface
-from gateway.sse import END_RULES, MAX_EVENT_BYTES, TAIL_BYTES, BodyFacts, StreamScanner, scan_body
+from gateway.sse import (
+    END_RULES,
+    MAX_EVENT_BYTES,
+    TAIL_BYTES,
+    BodyFacts,
+    StreamScanner,
+    scan_answer,
+    scan_body,
+)
 from tests.gateway.scripted import DONE, event
 
 RULE = END_RULES[Surface.CHAT]
@@ -264,3 +272,172 @@ def test_a_token_count_beyond_all_reason_is_no_count() -> None:
     absurd = b'{"usage":{"prompt_tokens":12,"completion_tokens":' + b"9" * 1000 + b"}}"
     facts = scan_body(absurd)
     assert (facts.prompt_tokens, facts.completion_tokens) in {(12, None), (None, None)}
+
+
+# Streams of named events.
+
+
+def named(name: str, **data: Any) -> bytes:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n".encode()
+
+
+def delta(text: str) -> bytes:
+    inner = {"type": "text_delta", "text": text}
+    return named("content_block_delta", index=0, delta=inner)
+
+
+START = named("message_start", message={"id": "m", "usage": {"input_tokens": 7}})
+FINISH = named(
+    "message_delta",
+    delta={"stop_reason": "end_turn"},
+    usage={"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 9},
+)
+STOP = named("message_stop")
+CREATED = named(
+    "response.created",
+    response={
+        "status": "in_progress",
+        "metadata": {"type": "response.completed"},
+        "tools": [{"parameters": {"error": {"type": "object"}, "usage": {"input_tokens": 1}}}],
+        "usage": None,
+    },
+)
+WORDS = named("response.output_text.delta", delta='event: error\n\n"error": {"a": 1}')
+COMPLETED = named(
+    "response.completed",
+    response={"status": "completed", "usage": {"input_tokens": 7, "output_tokens": 9}},
+)
+NAMED_STREAMS = {
+    "messages": (Surface.MESSAGES, START + delta("a") + delta("b") + FINISH + STOP),
+    "responses": (Surface.RESPONSES, CREATED + WORDS + WORDS + COMPLETED),
+}
+
+
+def watch(surface: Surface, *parts: bytes) -> StreamScanner:
+    scanner = StreamScanner(END_RULES[surface])
+    for part in parts:
+        scanner.feed(part)
+    return scanner
+
+
+@pytest.mark.parametrize("name", NAMED_STREAMS)
+@given(data=st.data())
+def test_a_stream_of_named_events_is_complete_however_it_is_cut(
+    name: str, data: st.DataObject
+) -> None:
+    surface, stream = NAMED_STREAMS[name]
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
+    edges = [0, *cuts, len(stream)]
+    scanner = watch(surface, *(stream[a:b] for a, b in pairwise(edges)))
+    assert scanner.complete
+    assert scanner.error is None
+    assert scanner.events == stream.count(b"\n\n") - stream.count(b"event: response.created")
+    assert (scanner.prompt_tokens, scanner.completion_tokens) == (7, 9)
+
+
+@pytest.mark.parametrize("name", NAMED_STREAMS)
+def test_a_stream_of_named_events_without_its_last_one_is_not_complete(name: str) -> None:
+    surface, stream = NAMED_STREAMS[name]
+    events = [event + b"\n\n" for event in stream.split(b"\n\n")[:-1]]
+    assert watch(surface, *events).complete
+    assert not watch(surface, *events[:-1]).complete
+
+
+def test_a_message_without_a_reason_to_stop_is_a_failure() -> None:
+    aborted = named("message_delta", delta={"stop_reason": None}, usage={"output_tokens": 1})
+    assert not watch(Surface.MESSAGES, START, delta("a"), aborted, STOP).complete
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [named("error", error={"type": "internal_error", "message": "x"}), ERROR],
+    ids=["named", "unnamed"],
+)
+def test_an_error_event_among_named_ones_is_a_failure(bad: bytes) -> None:
+    scanner = watch(Surface.MESSAGES, START, bad, FINISH, STOP)
+    assert not scanner.complete
+    assert scanner.error_event == 2
+    assert not watch(Surface.RESPONSES, CREATED, named("response.failed"), COMPLETED).complete
+
+
+def test_what_a_caller_or_a_model_wrote_is_not_taken_for_an_event() -> None:
+    text = delta('event: message_stop\ndata: {"type":"message_stop"} "error": {"x": 1}')
+    scanner = watch(Surface.MESSAGES, START, text, text)
+    assert (scanner.done, scanner.error, scanner.events) == (False, None, 3)
+    assert not watch(Surface.RESPONSES, CREATED, WORDS).done
+
+
+def test_a_last_event_too_long_to_hold_still_ends_its_stream() -> None:
+    long = {"status": "completed", "instructions": "x" * (2 * MAX_EVENT_BYTES)}
+    whole = CREATED + WORDS + named("response.completed", response=long)
+    for size in (1, 4096, len(whole)):
+        cuts = range(0, len(whole), size) if size > 1 else range(0, len(whole), 997)
+        edges = [*cuts, len(whole)]
+        assert watch(Surface.RESPONSES, *(whole[a:b] for a, b in pairwise(edges))).complete
+
+
+def test_what_an_engine_says_before_any_output_is_no_event() -> None:
+    early = CREATED + named("response.in_progress", response={})
+    scanner = watch(Surface.RESPONSES, early)
+    assert (scanner.events, scanner.open_bytes) == (0, 0)
+    scanner.feed(WORDS)
+    assert scanner.events == 1
+
+
+def test_an_empty_data_event_does_not_end_a_stream_of_named_ones() -> None:
+    assert not watch(Surface.MESSAGES, START, b"data:\n\n").done
+
+
+@pytest.mark.parametrize(
+    ("surface", "body", "facts"),
+    [
+        (
+            Surface.MESSAGES,
+            {
+                "content": [{"type": "tool_use", "input": {"error": {"usage": {}}}}],
+                "stop_reason": "tool_use",
+                "usage": {"input_tokens": 3, "cache_creation_input_tokens": 4, "output_tokens": 2},
+            },
+            BodyFacts(False, None, "tool_use", 7, 2),
+        ),
+        (
+            Surface.MESSAGES,
+            {"type": "error", "error": {"type": "x", "message": "y"}},
+            BodyFacts(True, None, None, None, None),
+        ),
+        (
+            Surface.RESPONSES,
+            {
+                "status": "completed",
+                "error": None,
+                "tools": [{"parameters": {"error": {}}}],
+                "usage": {"input_tokens": 7, "output_tokens": 2},
+            },
+            BodyFacts(False, None, "completed", 7, 2),
+        ),
+        (Surface.RESPONSES, {"status": "failed"}, BodyFacts(True, None, "failed", None, None)),
+        (Surface.RESPONSES, [], BodyFacts(False, None, None, None, None)),
+        (
+            Surface.EMBEDDINGS,
+            {"usage": {"prompt_tokens": 4}},
+            BodyFacts(False, None, None, 4, None),
+        ),
+    ],
+)
+def test_a_whole_answer_is_read_by_its_surfaces_own_keys(
+    surface: Surface, body: Any, facts: BodyFacts
+) -> None:
+    assert scan_answer(json.dumps(body).encode(), surface) == facts
+
+
+@given(st.lists(st.sampled_from(["a", "", "b c", 'q"', "\\\\", 'x","finish_reason":"stop', "\n"])))
+def test_events_that_look_like_the_last_one_say_what_they_say_alone(texts: list[str]) -> None:
+    events = [event(text) for text in texts]
+    together, apart = StreamScanner(END_RULES[Surface.CHAT]), b"".join(events)
+    for one in events:
+        together.feed(one)
+    alone = StreamScanner(END_RULES[Surface.CHAT])
+    for place in range(len(apart)):  # byte by byte: never recognised by its looks
+        alone.feed(apart[place : place + 1])
+    assert (together.events, together.finish_reason) == (alone.events, alone.finish_reason)
+    assert together.open_bytes == alone.open_bytes

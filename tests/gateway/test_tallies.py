@@ -31,3 +31,11 @@ def test_nothing_counted_is_no_series() -> None:
     registry = CollectorRegistry()
     registry.register(Tallies(KINDS, (0.1,)))
     assert [family.samples for family in registry.collect()] == [[], []]
+
+
+def test_what_was_counted_elsewhere_is_added_by_bucket() -> None:
+    tallies = Tallies({"t": Kind("histogram", ("a",), "T.")}, (1.0, 2.0))
+    tallies.observe("t", ("x",), 1.5)
+    tallies.fold("t", ("x",), [1, 0, 2], 9.5)
+    samples = {s.labels.get("le", s.name): s.value for m in tallies.collect() for s in m.samples}
+    assert samples == {"1.0": 1, "2.0": 2, "+Inf": 4, "t_count": 4, "t_sum": 11.0}

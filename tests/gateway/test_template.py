@@ -1,9 +1,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import jinja2
 import pytest
 
-from gateway.template import ChatTemplate, TemplateError
+from gateway.template import Bounds, ChatTemplate, TemplateError
 
 NOW = datetime(2026, 7, 28, 9, 30, tzinfo=UTC)
 USER = [{"role": "user", "content": "hi"}]
@@ -74,7 +75,7 @@ def test_a_source_that_is_no_template_is_refused_at_the_start() -> None:
 
 
 def test_the_rendered_size_is_bounded() -> None:
-    bounded = template("{% for i in range(1000) %}0123456789{% endfor %}", max_chars=500)
+    bounded = template("{% for i in range(1000) %}0123456789{% endfor %}", bounds=Bounds(chars=500))
     with pytest.raises(TemplateError, match="more than 500"):
         bounded.render(USER, {})
 
@@ -128,3 +129,49 @@ def test_a_continued_message_in_parts_ends_the_prompt() -> None:
 def test_a_template_that_drops_the_continued_message_is_refused() -> None:
     with pytest.raises(TemplateError, match="drops the message"):
         template("x").render(USER, {}, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in messages %}{% for b in messages %}{% endfor %}{% endfor %}",
+        "{% macro m(x) %}{{ x }}{% endmacro %}"
+        "{% for a in messages %}{% for b in messages %}{% set y = m(1) %}{% endfor %}{% endfor %}",
+        "{% for a in messages %}{% set ns = namespace(n=0) %}"
+        "{% for b in messages if b.role == 'none' %}x{% else %}"
+        "{% for c in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_rendering_whose_loops_turn_too_often_is_ended(source: str) -> None:
+    template = ChatTemplate(source, {}, lambda: NOW, bounds=Bounds(turns=10_000))
+    assert template.render([{"role": "user", "content": "a"}] * 10, {}) is not None
+    with pytest.raises(TemplateError, match="turn too often"):
+        template.render([{"role": "user", "content": "a"}] * 200, {})
+
+
+def test_turns_are_counted_for_each_rendering_by_itself() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}x{% endfor %}", {}, lambda: NOW, bounds=Bounds(turns=5)
+    )
+    for _ in range(10):
+        assert template.render([{"role": "user", "content": "a"}] * 5, {}) == "xxxxx"
+
+
+def test_a_rendering_that_grows_too_long_is_ended() -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = ChatTemplate(source, {}, lambda: NOW, bounds=Bounds(chars=1000))
+    with pytest.raises(TemplateError, match="more than 1000 characters"):
+        template.render([{"role": "user", "content": "a" * 100}] * 11, {})
+
+
+def test_counting_turns_changes_no_text() -> None:
+    source = (
+        "{%- macro m(x) -%}\n  [{{ x }}]\n{%- endmacro -%}\n"
+        "{% for m_ in messages %}\n  {{ m(m_.content) }}\n{% if loop.last %}end{% endif %}\n"
+        "{% endfor %}\n{% set block %}  {% for x in [1] %} {{ x }} {% endfor %}{% endset %}"
+        "{{ block }}"
+    )
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    plain = environment.from_string(source).render(messages=messages)
+    assert ChatTemplate(source, {}, lambda: NOW).render(messages, {}) == plain

@@ -1,0 +1,38 @@
+"""What the verbs of the command line share: how one is declared, and a flag that can't be used."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Command", "UsageError", "add_group", "add_verb"]
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class UsageError(Exception):
+    """A flag's value can't be used; the message names the flag."""
+
+
+def add_verb(verbs: Any, name: str, command: Command, said: str, examples: str) -> Any:
+    """Declare one verb; returns its parser. ``said`` begins in lower case, without a full stop."""
+    parser = verbs.add_parser(
+        name,
+        help=said,
+        description=said[0].upper() + said[1:] + ".",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=command)
+    return parser
+
+
+def add_group(verbs: Any, name: str, said: str, examples: str) -> Any:
+    """Declare a verb that has verbs of its own; returns where those are added."""
+    parser = verbs.add_parser(
+        name,
+        help=said,
+        description=said[0].upper() + said[1:] + ".",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser.add_subparsers(required=True, metavar="VERB")

@@ -1,0 +1,271 @@
+"""One request and its answer on a caller's connection, as an ASGI application sees them.
+
+The head of an answer is held back until what follows it, so that a short answer is one write; at
+the latest it leaves in the same turn of the loop. A body without a declared length is chunked,
+and for an HTTP/1.0 caller ends with the connection.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, MutableMapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from gateway.lifetime import Ending
+
+__all__ = ["Connection", "Cycle", "base_scope"]
+
+MAX_UNREAD_BYTES = 64 * 1024
+
+_BODY = "http.response.body"
+_START = "http.response.start"
+_DISCONNECT = {"type": "http.disconnect"}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# How many zeros may stand before a chunk's size; parsers allow sixteen digits.
+_MAX_NUDGES = 8
+# RFC 9110, 5.6.2 (token) and 5.5 (field value; tab is allowed inside).
+_NOT_IN_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
+_NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_KNOWN = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES = [b"HTTP/1.1 %d %b\r\n" % (n, _KNOWN.get(n, "").encode()) for n in range(600)]
+
+
+class Connection(Protocol):
+    """What a cycle needs of the connection it is on."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    write_paused: bool
+
+    async def drained(self) -> None:
+        """Return when the caller has taken most of what was written, or has gone."""
+
+    def resume_reading(self) -> None:
+        """The body that was read has been taken."""
+
+    def completed(self) -> None:
+        """The answer is whole."""
+
+
+class Cycle:
+    """One request and its answer.
+
+    Attributes:
+        scope: of the request, with its ``Ending`` under ``sluicegate.ending``.
+        ending: set when the caller leaves.
+        keep_alive: the connection may serve another request after the answer.
+        started: the answer has begun.
+        complete: the answer is whole.
+        unread_bytes: of the body, not yet taken by the application.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_expects_continue",
+        "_head",
+        "_http10",
+        "_is_head",
+        "_left_bytes",
+        "_nudges",
+        "_parts",
+        "_taken",
+        "_waiter",
+        "_whole",
+        "complete",
+        "ending",
+        "keep_alive",
+        "scope",
+        "started",
+        "unread_bytes",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        scope: MutableMapping[str, Any],
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
+        self._connection = connection
+        self.scope = scope
+        self.ending = scope["sluicegate.ending"] = Ending()
+        self.keep_alive = keep_alive
+        self._expects_continue = expects_continue
+        self._http10 = scope["http_version"] == "1.0"
+        self._is_head = scope["method"] == "HEAD"
+        self._parts: list[bytes] = []
+        self.unread_bytes = 0
+        self._whole = self._taken = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._head = b""
+        self.started = self.complete = False
+        self._chunked = False
+        # Of a declared length, what is still to be sent; None: the body ends otherwise.
+        self._left_bytes: int | None = None
+        self._nudges = 0
+
+    # The request's body, from the connection to the application.
+
+    def got_body(self, data: bytes) -> bool:
+        """Keep a part of the body; True when more should not be read for now."""
+        self._parts.append(data)
+        self.unread_bytes += len(data)
+        self._wake()
+        return self.unread_bytes > MAX_UNREAD_BYTES
+
+    def got_all(self) -> None:
+        """The request is whole."""
+        self._whole = True
+        self._wake()
+
+    def gone(self) -> None:
+        """The caller has left."""
+        self.ending.set()
+        self._wake()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the request's body has come to its end."""
+        return self._whole
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """ASGI: what has come of the body, then the disconnect."""
+        if self._expects_continue and not self.started and not self._whole:
+            self._expects_continue = False
+            self._connection.transport.write(_CONTINUE)
+        while not self._parts and (self._taken or not self._whole):
+            if self.complete or self._is_gone():
+                return _DISCONNECT
+            self._waiter = self._connection.loop.create_future()
+            await self._waiter
+        if self.complete or self._is_gone():
+            return _DISCONNECT
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        if self.unread_bytes > MAX_UNREAD_BYTES:
+            self._connection.resume_reading()
+        self.unread_bytes = 0
+        self._taken = self._whole
+        return {"type": "http.request", "body": body, "more_body": not self._whole}
+
+    def _is_gone(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # The answer, from the application to the connection.
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """ASGI: the head, then parts of the body; waits while the caller is behind.
+
+        Raises:
+            RuntimeError: what the application sends is not an answer.
+        """
+        connection = self._connection
+        if connection.write_paused:
+            await connection.drained()
+        if connection.transport.is_closing():
+            return
+        kind = message["type"]
+        if kind == _BODY and self.started and not self.complete:
+            body, last = message.get("body", b""), not message.get("more_body", False)
+            data = self._frame(body, last)
+            if self._head:
+                data, self._head = self._head + data, b""
+            if data:
+                connection.transport.write(data)
+            if last:
+                self._finish()
+        elif kind == _START and not self.started:
+            self.started = True
+            self._head = self._make_head(message["status"], message.get("headers", ()))
+            connection.loop.call_soon(self.flush)
+        else:
+            raise RuntimeError(f"unexpected ASGI message {kind!r}")
+
+    def flush(self) -> None:
+        """Let a head go that nothing has followed."""
+        head, self._head = self._head, b""
+        if head and not self._connection.transport.is_closing():
+            self._connection.transport.write(head)
+
+    def nudge(self) -> bool:
+        """Write something without meaning, to learn whether anybody is there.
+
+        False where that is impossible. An interim response may come before any head, and zeros
+        before a chunk's size; neither changes what the caller reads.
+        """
+        if not self.started:
+            if not self._http10:
+                self._connection.transport.write(_CONTINUE)
+            return not self._http10
+        if self._chunked and self._nudges < _MAX_NUDGES:
+            self._nudges += 1
+            self._connection.transport.write(b"0")
+        return self._chunked
+
+    def _make_head(self, status: int, headers: Any) -> bytes:
+        lines, names, values = [_STATUS_LINES[status]], [], []
+        for name, value in headers:
+            names.append(name)
+            values.append(value)
+            lines.append(b"%b: %b\r\n" % (name, value))
+            if name == b"content-length":
+                self._left_bytes = int(value)
+            elif name == b"connection" and value.lower() == b"close":
+                self.keep_alive = False
+        if _NOT_IN_NAME.search(b"".join(names)) or _NOT_IN_VALUE.search(b"".join(values)):
+            raise RuntimeError("the answer has a header that may not be sent")
+        has_body = status not in {204, 304} and not self._is_head
+        if not has_body:
+            self._left_bytes = 0
+        elif self._left_bytes is None:
+            self._end_by_itself(lines)
+        if not self.keep_alive and b"connection" not in names:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def _end_by_itself(self, lines: list[bytes]) -> None:
+        if self._http10:
+            self.keep_alive = False
+        else:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+
+    def _frame(self, body: bytes, last: bool) -> bytes:
+        if self._chunked:
+            self._nudges = 0
+            end = b"0\r\n\r\n" if last else b""
+            return b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
+        if self._is_head:
+            return b""
+        if self._left_bytes is not None:
+            self._left_bytes -= len(body)
+            if self._left_bytes < 0 or (last and self._left_bytes):
+                raise RuntimeError("the answer is not as long as it says")
+        return body
+
+    def _finish(self) -> None:
+        self.complete = True
+        self._wake()
+        self._connection.completed()
+
+
+def base_scope(transport: asyncio.BaseTransport) -> dict[str, Any]:
+    """What all requests of a connection share in ASGI's terms, names of both ends included."""
+    peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+        "client": peer[:2] if isinstance(peer, tuple) else None,
+        "server": own[:2] if isinstance(own, tuple) else None,
+        "root_path": "",
+        "state": {},
+    }

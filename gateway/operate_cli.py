@@ -1,0 +1,249 @@
+"""The operator's verbs: limits, reload, usage and engines, spoken to running gateways.
+
+Exit codes: 0 done; 1 a gateway said no or can't be reached; 2 wrong usage.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway.command import UsageError, add_group, add_verb
+from gateway.several import Admin, change_limits, client_tls
+
+__all__ = ["add_operator_verbs"]
+
+ADMIN_URL = "http://127.0.0.1:8081"
+TOKEN_VARIABLE = "SLUICEGATE_ADMIN_TOKEN"  # noqa: S105  the variable's name
+WORDS = {"true": True, "false": False, "default": None, "null": None}
+
+
+# -- limits --------------------------------------------------------------------------------
+
+
+def _show(args: argparse.Namespace) -> int:
+    _tell_limits(args, [(admin.url, admin.get("/admin/limits")) for admin in _admins(args)])
+    return 0
+
+
+def _set(args: argparse.Namespace) -> int:
+    return _change(args, dict(_assignment(text) for text in args.assignment))
+
+
+def _pause(args: argparse.Namespace) -> int:
+    return _change(args, {f"{target}.paused": True for target in args.target})
+
+
+def _resume(args: argparse.Namespace) -> int:
+    return _change(args, {f"{target}.paused": None for target in args.target})
+
+
+def _change(args: argparse.Namespace, values: dict[str, Any]) -> int:
+    admins = _admins(args)
+    after = change_limits(admins, values, getattr(args, "expires", None))
+    _tell_limits(args, [(a.url, seen) for a, seen in zip(admins, after, strict=True)])
+    return 0
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    path, equals, value = text.rpartition("=")
+    if not equals:
+        raise UsageError(f"{text}: must be PATH=VALUE, like flow.short.interactive.weight=8")
+    if value in WORDS:
+        return path, WORDS[value]
+    try:
+        return path, json.loads(value)
+    except ValueError as error:
+        raise UsageError(f"{text}: the value must be a number, true, false or default") from error
+
+
+def _tell_limits(args: argparse.Namespace, seen: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    if args.json:
+        print(json.dumps([{"url": url, **limits} for url, limits in seen]))
+        return
+    for url, limits in seen:
+        print(f"{url}  revision {limits['revision']}")
+        for path, entry in limits["set"].items():
+            left_s = entry["expires_in_s"]
+            until = "" if left_s is None else f", for {left_s:.0f} s more"
+            print(f"  set {path} = {json.dumps(entry['value'])}  by {entry['by']}{until}")
+        _table(_flow_rows(limits["flows"]))
+        _table(limits["engines"])
+
+
+def _flow_rows(flows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    named = ("model", "size_class", "service_class")
+    return [
+        {
+            "flow": ".".join(flow[key] for key in named),
+            **{key: value for key, value in flow.items() if key not in named},
+        }
+        for flow in flows
+    ]
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    lines = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- the others ----------------------------------------------------------------------------
+
+
+def _reload(args: argparse.Namespace) -> int:
+    told = [{"url": admin.url, **admin.post("/admin/reload")} for admin in _admins(args)]
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    for one in told:
+        same = one["from"] == one["to"]
+        print(f"{one['url']}  digest {one['to']}{'  (as before)' if same else ''}")
+        for key in one["changed"]:
+            print(f"  changed {key}")
+        for path, reason in one["limits_dropped"].items():
+            print(f"  dropped limit {path}: {reason}")
+    return 0
+
+
+def _usage(args: argparse.Namespace) -> int:
+    rows: dict[str, dict[str, Any]] = {}
+    for admin in _admins(args):
+        for row in admin.get("/admin/usage")["usage"]:
+            _add(rows.setdefault(row["key_id"], {"key_id": row["key_id"]}), row)
+    if args.json:
+        print(json.dumps(list(rows.values())))
+        return 0
+    columns = ("key_id", "requests", "refusals", "prompt_tokens", "completion_tokens")
+    _table([{column: row.get(column) for column in columns} for row in rows.values()])
+    return 0
+
+
+def _add(into: dict[str, Any], row: dict[str, Any]) -> None:
+    for key, value in row.items():
+        if key != "key_id":
+            into[key] = into.get(key, 0) + value
+
+
+def _probe(args: argparse.Namespace) -> int:
+    from gateway.capability import probe_priority  # noqa: PLC0415  not needed by other verbs
+
+    key = None if args.api_key_file is None else args.api_key_file.read_text().strip()
+    report = asyncio.run(
+        probe_priority(args.url.rstrip("/"), args.model, api_key=key, timeout_s=args.timeout)
+    )
+    if args.json:
+        shown = {"verdict": report.verdict, "evidence": list(report.evidence), "ok": report.ok}
+        print(json.dumps(shown))
+    else:
+        print(report.verdict)
+        for line in report.evidence:
+            print(f"  {line}")
+    return 0 if report.ok else 1
+
+
+# -- who is spoken to ----------------------------------------------------------------------
+
+
+def _admins(args: argparse.Namespace) -> list[Admin]:
+    urls = args.admin_url or [ADMIN_URL]
+    if len(set(urls)) < len(urls):
+        raise UsageError("--admin-url: names a gateway twice")
+    if (args.cert_file is None) != (args.key_file is None):
+        raise UsageError("--cert-file and --key-file need each other")
+    tls = client_tls(args.ca_file, args.cert_file, args.key_file)
+    token = _token(args.token_file)
+    return [Admin(url.rstrip("/"), token, tls) for url in urls]
+
+
+def _token(file: Path | None) -> str:
+    text = os.environ.get(TOKEN_VARIABLE, "") if file is None else file.read_text()
+    token = text.strip()
+    if not token.isascii() or not token.isprintable() or not token:
+        where = f"${TOKEN_VARIABLE} (or --token-file)" if file is None else str(file)
+        raise UsageError(f"{where}: holds no token")
+    return token
+
+
+def add_operator_verbs(verbs: Any) -> None:
+    """Declare ``limits``, ``reload``, ``usage`` and ``engines``."""
+    limits = add_group(verbs, "limits", "show and change the limits of running gateways", _LIMITS)
+    _address(add_verb(limits, "show", _show, "show the limits in force", _SHOW))
+    setting = add_verb(limits, "set", _set, "set limits, on all gateways or on none", _SET)
+    setting.add_argument("assignment", nargs="+", metavar="PATH=VALUE")
+    _address(setting, expires=True)
+    said = "refuse new requests of a flow, or give an engine none"
+    pause = add_verb(limits, "pause", _pause, said, _PAUSE)
+    pause.add_argument("target", nargs="+", metavar="flow.SIZE.SERVICE|engine.ADDRESS")
+    _address(pause, expires=True)
+    resume = add_verb(limits, "resume", _resume, "take a pause back", _RESUME)
+    resume.add_argument("target", nargs="+", metavar="flow.SIZE.SERVICE|engine.ADDRESS")
+    _address(resume)
+    _address(add_verb(verbs, "reload", _reload, "read the configuration and keys anew", _RELOAD))
+    _address(add_verb(verbs, "usage", _usage, "sum what each caller has used", _USAGE))
+    engines = add_group(verbs, "engines", "ask engines what they can do", _PROBE)
+    probe = add_verb(
+        engines, "probe", _probe, "find out whether an idle engine honours priorities", _PROBE
+    )
+    probe.add_argument("url", metavar="URL")
+    probe.add_argument("--model", required=True, metavar="NAME", help="as the engine calls it")
+    probe.add_argument("--api-key-file", type=Path, metavar="FILE", help="the engine's own key")
+    probe.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="(60)")
+    probe.add_argument("--json", action="store_true")
+
+
+def _address(parser: Any, *, expires: bool = False) -> None:
+    parser.add_argument(
+        "--admin-url", action="append", metavar="URL", help=f"several: all or none ({ADMIN_URL})"
+    )
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help=f"default: ${TOKEN_VARIABLE}"
+    )
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="that signs their certificate")
+    parser.add_argument("--cert-file", type=Path, metavar="FILE", help="shown to them")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="of --cert-file")
+    parser.add_argument("--json", action="store_true")
+    if expires:
+        parser.add_argument(
+            "--expires", type=float, metavar="SECONDS", help="then it is as configured again"
+        )
+
+
+_LIMITS = """  sluicegate limits show
+  sluicegate limits set flow.short.batch.weight=0.5 --expires 3600
+  sluicegate limits pause flow.long.batch
+"""
+_SHOW = """  export SLUICEGATE_ADMIN_TOKEN=...
+  sluicegate limits show --json | jq .[0].revision
+"""
+_SET = """  sluicegate limits set flow.short.interactive.max_age_s=5 flow.long.batch.max_queued=64
+  sluicegate limits set engine.http://127.0.0.1:8001.slots=64 --expires 600
+  sluicegate limits set flow.short.interactive.max_age_s=default
+  sluicegate limits set flow.long.batch.weight=0.2 \\
+    --admin-url http://gw-1:8081 --admin-url http://gw-2:8081 --token-file token
+"""
+_PAUSE = """  sluicegate limits pause flow.long.batch --expires 900
+  sluicegate limits pause flow.demo.long.batch engine.http://127.0.0.1:8002
+"""
+_RESUME = """  sluicegate limits resume flow.long.batch
+"""
+_RELOAD = """  sluicegate reload
+  sluicegate reload --admin-url unix:/run/sluicegate/admin.sock --token-file token
+"""
+_USAGE = """  sluicegate usage
+  sluicegate usage --json | jq 'map(select(.refusals > 0))'
+"""
+_PROBE = """  sluicegate engines probe http://127.0.0.1:8001 --model demo
+"""

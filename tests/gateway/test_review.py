@@ -1,0 +1,84 @@
+"""What a sound configuration may still get wrong: each warning names its key."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import load
+from gateway.review import replica_words, warnings_of
+from tests.gateway.certificates import Authority
+from tests.gateway.minimal import CONFIG, write
+
+TOKEN = '[[admin.tokens]]\nname = "ops"\nrole = "viewer"\nsha256 = "{}"\n'
+GOOD = TOKEN.format("1" * 64) + CONFIG
+CANARY = '[pool.b]\nengines = ["http://127.0.0.1:8002"]\n[[route]]'
+
+
+def warnings(folder: Path, text: str) -> list[str]:
+    return warnings_of(load(write(folder, text)))
+
+
+def test_a_careful_configuration_has_no_warnings(tmp_path: Path) -> None:
+    assert warnings(tmp_path, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "word"),
+    [
+        ("1" * 64, "0" * 64, "admin.tokens", "the example's"),
+        (TOKEN.format("1" * 64), "", "admin.tokens", "nobody can look"),
+        ("[auth]", '[admin]\nhost = "0.0.0.0"\n[auth]', "admin.host", "without TLS"),
+        ("[auth]", "[server]\nmax_body_bytes = 50000\n[auth]", "server.max_body_bytes", "16384"),
+        ("[auth]", "[server]\nprincipal_share = 0.001\n[auth]", "server.max_held_bytes", "one key"),
+        ("token_budget", 'policy = "priority"\ntoken_budget', "pool.a.limits.policy", "verified"),
+        (
+            "reserved_slots = 16",
+            "reserved_slots = 16\nmax_queued_tokens = 100",
+            "flow.short.interactive.max_queued_tokens",
+            "never wait",
+        ),
+        (
+            '["http://127.0.0.1:8001"]',
+            '["http://127.0.0.1:8001", "http://localhost:8001"]',
+            "pool",
+            "one address",
+        ),
+    ],
+)
+def test_what_is_worth_a_second_look_is_named(
+    tmp_path: Path, old: str, new: str, key: str, word: str
+) -> None:
+    assert old in GOOD
+    (found,) = warnings(tmp_path, GOOD.replace(old, new, 1))
+    assert found.startswith(f"{key}: ")
+    assert word in found
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1", "localhost", "unix:/run/admin.sock"])
+def test_a_local_listener_needs_no_tls(tmp_path: Path, host: str) -> None:
+    assert warnings(tmp_path, f'[admin]\nhost = "{host}"\n{GOOD}') == []
+
+
+def test_a_canary_that_nobody_goes_to_is_named(tmp_path: Path) -> None:
+    text = GOOD.replace("[[route]]", CANARY, 1).replace(
+        'size = "short"\npool = "a"', 'size = "short"\npool = "a"\ncandidate_pool = "b"'
+    )
+    (found,) = warnings(tmp_path, text)
+    assert found.startswith("route[1].candidate_weight: ")
+
+
+def test_a_private_key_that_all_may_read_is_named(tmp_path: Path) -> None:
+    signed = Authority(tmp_path / "authority").sign("gateway")
+    table = f'[admin.tls]\ncert_file = "{signed.cert}"\nkey_file = "{signed.key}"\n'
+    assert warnings(tmp_path, table + GOOD) == []
+    signed.key.chmod(0o644)
+    (found,) = warnings(tmp_path, table + GOOD)
+    assert found.startswith("admin.tls.key_file: ")
+
+
+def test_what_one_replica_may_do_is_said_by_engine(tmp_path: Path) -> None:
+    (alone,) = replica_words(load(write(tmp_path, GOOD)))
+    assert alone == (
+        "this gateway may have on http://127.0.0.1:8001: 128 sequences, 40960 prompt tokens in "
+        "prefill, 353894 KV tokens, 1 long in prefill"
+    )
