@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench lint format types arch check lock clean
+.PHONY: help install demo test soak bench lint format types arch check lock clean
 
 help:  ## print this
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,10 @@ demo: install  ## run the whole product on two simulated engines; ends with a ve
 
 test: install  ## run all tests
 	$(BIN)/python -m pytest
+
+soak: install  ## ten minutes of tenfold overload, then half an hour of everything; prints figures
+	$(BIN)/python -m tests.soak overload --seconds 600 --factor 10
+	$(BIN)/python -m tests.soak mixed --seconds 1800
 
 bench: install  ## print speed and accuracy, beside peers where installed
 	$(BIN)/python -m tests.bench
