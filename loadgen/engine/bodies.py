@@ -7,43 +7,34 @@ Pure: no I/O, no clock.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, model_validator
+
+from loadgen.engine.refusals import ApiError, bad_request, invalid, parse, refused, too_long
 
 __all__ = [
-    "ApiError",
     "Asked",
+    "Prompt",
     "Sampling",
+    "TokenId",
     "TokenizeAsked",
+    "Truncation",
+    "check_limits",
     "decode_json",
     "output_limit",
+    "prompts_of",
     "read_chat",
     "read_completion",
+    "read_detokenize",
     "read_tokenize",
 ]
 
-MAX_REPORTED_ERRORS = 10
-MAX_ERROR_CHARS = 1000
-MAX_INPUT_CHARS = 200
-
 TokenId = Annotated[int, Field(ge=0)]
 Prompt = str | list[TokenId]
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class ApiError(Exception):
-    """A refusal in vLLM's shape; ``kind`` is the error's ``type``."""
-
-    def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        self.param = param
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +46,22 @@ class Sampling:
     ignore_eos: bool
     seed: int | None
     n: int
+    limit_name: str = "max_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How much of a prompt is kept: -1 what fits, None all; ``side`` is what is cut off."""
+
+    tokens: int | None = None
+    side: Literal["left", "right"] | None = None
+
+    def cut(self, ids: Sequence[int], fits: int, side: str) -> Sequence[int]:
+        """The kept ids of a prompt; ``side`` is the tokenizer's own."""
+        kept = fits if self.tokens == -1 else self.tokens
+        if kept is None or kept >= len(ids):
+            return ids
+        return ids[len(ids) - kept :] if (self.side or side) == "left" else ids[:kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,8 @@ class Asked:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    truncation: Truncation = Truncation()
+    add_special_tokens: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,27 @@ class _StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
-class _Body(BaseModel):
+class _Template(BaseModel):
+    """What may be said about the chat template; a template of the caller's own is refused."""
+
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_end_only(cls, data: Any) -> Any:
+        both = ("continue_final_message", "add_generation_prompt")
+        if isinstance(data, dict) and all(data.get(name) for name in both):
+            raise ValueError(
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+            )
+        return data
+
+
+class _Body(_Template):
     """Fields that chat and completions share, checked but never sampled from where unused."""
 
     messages: list[dict[str, Any]] | None = None
@@ -105,20 +134,25 @@ class _Body(BaseModel):
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = False
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**63 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
     user: str | None = None
 
 
-class _TokenizeBody(BaseModel):
+class _TokenizeBody(_Template):
     model: str | None = None
     prompt: str = ""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = False
+
+
+class _DetokenizeBody(BaseModel):
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=2**63 - 1)]]
 
 
 def decode_json(raw: bytes) -> Any:
@@ -139,27 +173,32 @@ def decode_json(raw: bytes) -> Any:
         }
     except UnicodeDecodeError as error:
         raise ApiError(400, "There was an error parsing the body", "Bad Request") from error
-    raise _invalid([fault])
+    raise invalid([fault])
 
 
 def read_chat(body: Any) -> Asked:
     """Read a chat completion body; raises ApiError."""
-    parsed = _parse(_Body, body, required="messages")
-    limit = parsed.max_completion_tokens
-    return _asked(parsed, parsed.max_tokens if limit is None else limit, body, ())
+    parsed = parse(_Body, body, required="messages")
+    _refuse_template(parsed)
+    if parsed.max_completion_tokens is None:
+        return _asked(parsed, parsed.max_tokens, body, ())
+    asked = _asked(parsed, parsed.max_completion_tokens, body, ())
+    sampling = replace(asked.sampling, limit_name="max_completion_tokens")
+    return replace(asked, sampling=sampling)
 
 
 def read_completion(body: Any) -> Asked:
     """Read a plain completion body; raises ApiError. The limit is 16 tokens, as OpenAI's."""
-    parsed = _parse(_Body, body, required="prompt")
+    parsed = parse(_Body, body, required="prompt")
     limit = 16 if parsed.max_tokens is None else parsed.max_tokens
-    return _asked(parsed, limit, None, _prompts(parsed.prompt))
+    return _asked(parsed, limit, None, prompts_of(parsed.prompt))
 
 
 def read_tokenize(body: Any) -> TokenizeAsked:
     """Read a /tokenize body with ``messages`` or ``prompt``; raises ApiError."""
     chat = isinstance(body, dict) and "messages" in body
-    parsed = _parse(_TokenizeBody, body, required="messages" if chat else "prompt")
+    parsed = parse(_TokenizeBody, body, required="messages" if chat else "prompt")
+    _refuse_template(parsed)
     special = parsed.add_special_tokens
     return TokenizeAsked(
         model=parsed.model,
@@ -168,6 +207,36 @@ def read_tokenize(body: Any) -> TokenizeAsked:
         add_special_tokens=(not chat) if special is None else special,
         return_token_strs=bool(parsed.return_token_strs),
     )
+
+
+def read_detokenize(body: Any) -> tuple[str | None, list[int]]:
+    """Read a /detokenize body: the model's name and the ids; raises ApiError."""
+    parsed = parse(_DetokenizeBody, body, required="tokens")
+    return parsed.model, parsed.tokens
+
+
+def check_limits(asked: Asked, max_model_len: int) -> None:
+    """Refuse limits that no prompt could meet, as vLLM does before it encodes a text.
+
+    Raises:
+        ApiError: More tokens are asked for, or kept, than the context holds.
+    """
+    sampling, kept = asked.sampling, asked.truncation.tokens
+    if (sampling.max_tokens or 0) > max_model_len:
+        name, value = sampling.limit_name, sampling.max_tokens or 0
+        raise refused(
+            f"{name}={value} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens.",
+            name,
+            value,
+        )
+    if kept is not None and kept > max_model_len:
+        raise refused(
+            f"truncate_prompt_tokens={kept} cannot be greater than max_model_len = "
+            f"{max_model_len}. Please request a smaller truncation size.",
+            "truncate_prompt_tokens",
+            kept,
+        )
 
 
 def output_limit(prompt_tokens: int, sampling: Sampling, max_model_len: int) -> int:
@@ -179,25 +248,30 @@ def output_limit(prompt_tokens: int, sampling: Sampling, max_model_len: int) -> 
         ApiError: The prompt leaves no room, or the limits contradict each other.
     """
     if prompt_tokens > max_model_len:
-        raise _refused(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
-            f"contains at least {max_model_len + 1} input tokens, which exceeds this limit even "
-            "without any output tokens. Please reduce the length of the input prompt.",
-            "input_tokens",
-            max_model_len + 1,
-        )
+        raise too_long(max_model_len + 1, max_model_len)
     room = max_model_len - prompt_tokens
     limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
     if limit < 1:
-        raise _refused(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
+        raise refused(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
     if sampling.min_tokens < 0:
-        raise _bad(f"min_tokens must be greater than or equal to 0, got {sampling.min_tokens}.")
+        raise bad_request(
+            f"min_tokens must be greater than or equal to 0, got {sampling.min_tokens}."
+        )
     if sampling.min_tokens > limit:
-        raise _bad(
+        raise bad_request(
             f"min_tokens must be less than or equal to max_tokens={limit}, "
             f"got {sampling.min_tokens}."
         )
     return limit
+
+
+def _refuse_template(parsed: _Template) -> None:
+    own = (parsed.chat_template_kwargs or {}).get("chat_template")
+    if parsed.chat_template is not None or own is not None:
+        raise bad_request(
+            "Chat template is passed with request, but --trust-request-chat-template is not set. "
+            "Refused request with untrusted chat template."
+        )
 
 
 def _asked(parsed: _Body, max_tokens: int | None, body: Any, prompts: tuple[Prompt, ...]) -> Asked:
@@ -207,7 +281,7 @@ def _asked(parsed: _Body, max_tokens: int | None, body: Any, prompts: tuple[Prom
         raise ApiError(400, message, "Bad Request", "stream_options")
     n = 1 if parsed.n is None else parsed.n
     if n < 1:
-        raise _bad(f"n must be at least 1, got {n}.")
+        raise bad_request(f"n must be at least 1, got {n}.")
     sampling = Sampling(max_tokens, parsed.min_tokens, parsed.ignore_eos, parsed.seed, n)
     return Asked(
         model=parsed.model,
@@ -219,63 +293,19 @@ def _asked(parsed: _Body, max_tokens: int | None, body: Any, prompts: tuple[Prom
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(parsed.return_token_ids),
+        truncation=Truncation(parsed.truncate_prompt_tokens, parsed.truncation_side),
+        add_special_tokens=parsed.add_special_tokens,
     )
 
 
-def _prompts(prompt: Any) -> tuple[Prompt, ...]:
-    """The prompts of a completion body: one text, one list of ids, or a list of either."""
+def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
+    """The prompts of a body: one text, one list of ids, or a list of either.
+
+    Raises:
+        ApiError: A list of ids is empty.
+    """
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
     prompts = tuple(prompt) if many else (prompt,)
     if any(isinstance(each, list) and not each for each in prompts):
-        raise _bad("The decoder prompt cannot be empty")
+        raise bad_request("The decoder prompt cannot be empty")
     return prompts
-
-
-def _parse(kind: type[Model], body: Any, required: str) -> Model:
-    if isinstance(body, dict) and body.get(required) is None:
-        fault = {"type": "missing", "loc": ("body", required), "msg": "Field required"}
-        raise _invalid([{**fault, "input": body}])
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        faults: list[Any] = error.errors(include_url=False)
-        raise _invalid([{**each, "loc": ("body", *each["loc"])} for each in faults]) from None
-
-
-def _invalid(faults: list[dict[str, Any]]) -> ApiError:
-    """Word validation faults as vLLM's handler does, bounded in number and size."""
-    label = "error" if len(faults) == 1 else "errors"
-    lines = [f"{len(faults)} validation {label}:"]
-    lines += [f"  {_fault_text(fault)}" for fault in faults[:MAX_REPORTED_ERRORS]]
-    if len(faults) > MAX_REPORTED_ERRORS:
-        more = len(faults) - MAX_REPORTED_ERRORS
-        lines.append(f"  ...and {more} more {'error' if more == 1 else 'errors'}")
-    return ApiError(400, "\n".join(lines), "Bad Request", _location(faults[0]))
-
-
-def _location(fault: Mapping[str, Any]) -> str:
-    """Where the fault is, without the names of union branches."""
-    markers = ("str", "int", "dict", "constrained-int")
-    parts = (str(part) for part in fault["loc"])
-    return ".".join(part for part in parts if part not in markers and "[" not in part)
-
-
-def _fault_text(fault: Mapping[str, Any]) -> str:
-    shown = {**fault, "loc": _location(fault), "input": _input_text(fault.get("input"))}
-    text = str(shown)
-    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "...[truncated]"
-
-
-def _input_text(value: object) -> object:
-    if isinstance(value, list | dict):
-        return f"<{type(value).__name__} of {len(value)} items>"
-    text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= MAX_INPUT_CHARS else text[:MAX_INPUT_CHARS] + "...[truncated]"
-
-
-def _refused(message: str, param: str, value: int) -> ApiError:
-    return ApiError(400, f"{message} (parameter={param}, value={value})", "BadRequestError", param)
-
-
-def _bad(message: str) -> ApiError:
-    return ApiError(400, message, "BadRequestError")

@@ -27,7 +27,10 @@ CATCH_UP_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One sequence to generate; ``finish_reason`` is what ends it at ``output_tokens``."""
+    """One sequence to compute; ``finish_reason`` is what ends it at ``output_tokens``.
+
+    ``pooled`` ends with the prompt's prefill and yields a result, no token.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -35,6 +38,7 @@ class Job:
     max_tokens: int
     priority: int = 0
     n: int = 1
+    pooled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +93,8 @@ class EngineCore:
         self._cancelled: list[int] = []
         self._next_id = 0
         self._wake = asyncio.Event()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
 
     @property
     def unfinished(self) -> int:
@@ -125,8 +131,19 @@ class EngineCore:
             ticket.ready.set()
 
     def halt(self) -> None:
-        """Stop stepping for good, as an engine that was killed or hangs."""
+        """Stop stepping, as an engine that was killed or hangs."""
         self.halted = True
+        self._thawed.clear()
+
+    def freeze(self) -> None:
+        """Let no step end any more: requests are still seated, but nothing comes of them."""
+        self._thawed.clear()
+
+    def resume(self) -> None:
+        """End a halt or a freeze."""
+        self.halted = False
+        self._thawed.set()
+        self._wake.set()
 
     async def run(self) -> None:
         """Step for ever; ends only by cancellation."""
@@ -143,8 +160,8 @@ class EngineCore:
             now = self._clock()
             due_s = max(due_s, now - CATCH_UP_S) + self._cost.seconds(step) / self._scale
             await asyncio.sleep(max(0.0, due_s - now))
-            if not self.halted:
-                self._hand_out(step)
+            await self._thawed.wait()
+            self._hand_out(step)
 
     def _apply_cancellations(self) -> None:
         for seq_id in self._cancelled:
@@ -168,13 +185,15 @@ class EngineCore:
     def _hand_out(self, step: Step) -> None:
         now = self._clock()
         emissions = self.scheduler.complete(step)
+        pooled = 0
         for emission in emissions:
             ticket = self._tickets.get(emission.seq_id)
             if ticket is not None:
+                pooled += ticket.job.pooled
                 self._deliver(ticket, emission, now)
         if step.scheduled:
             self.metrics.step_tokens(step.prefill_tokens + step.decode_sequences)
-            self.metrics.generated(len(emissions))
+            self.metrics.generated(len(emissions) - pooled)
 
     def _deliver(self, ticket: Ticket, emission: Emission, now: float) -> None:
         if ticket.generated:
@@ -200,7 +219,7 @@ class EngineCore:
             prefill_s=(ticket.first_token_s - scheduled_s) * self._scale,
             decode_s=(ticket.last_token_s - ticket.first_token_s) * self._scale,
             prompt_tokens=ticket.job.prompt_tokens,
-            generated_tokens=ticket.generated,
+            generated_tokens=0 if ticket.job.pooled else ticket.generated,
             max_tokens=ticket.job.max_tokens,
             n=ticket.job.n,
             preemptions=ticket.preemptions,

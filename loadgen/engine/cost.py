@@ -18,6 +18,7 @@ __all__ = ["StepCost", "step_cost_from"]
 
 REQUIRED = ("base_s", "prefill_token_s", "decode_sequence_s", "kv_token_s")
 OPTIONAL = ("per_prefill_s",)
+EVIDENCE = "fit"  # what `bench calibrate-engine` fitted them to; nothing is computed from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def step_cost_from(data: Mapping[str, object], name: str = "step model") -> Step
     Raises:
         ValueError: A key is missing, unknown, not a finite number >= 0, or there is no source.
     """
-    unknown = sorted(set(data) - {*REQUIRED, *OPTIONAL, "source"})
+    unknown = sorted(set(data) - {*REQUIRED, *OPTIONAL, "source", EVIDENCE})
     if unknown:
         raise ValueError(f"{name}: unknown key {unknown[0]!r}; known are {_known()}")
     numbers = {key: _seconds(data, key, name) for key in REQUIRED}
@@ -75,4 +76,4 @@ def _seconds(data: Mapping[str, object], key: str, name: str) -> float:
 
 
 def _known() -> str:
-    return ", ".join((*REQUIRED, *OPTIONAL, "source"))
+    return ", ".join((*REQUIRED, *OPTIONAL, "source", EVIDENCE))

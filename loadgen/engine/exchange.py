@@ -27,11 +27,12 @@ class Gone(Exception):
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = ("_receive", "_send", "headers", "method", "path")
+    __slots__ = ("_receive", "_send", "headers", "method", "path", "query")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.headers: dict[str, str] = {
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]

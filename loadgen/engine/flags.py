@@ -6,8 +6,8 @@ ends in an error that names the flag.
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadgen.engine.cost import StepCost, step_cost_from
@@ -58,6 +58,11 @@ class EngineSettings:
     shutdown_timeout_s: float
     fault: FaultPlan
     sim_state: bool
+    sim_control: bool = False
+    dev_mode: bool = False
+    load_tracking: bool = False
+    sse_keep_alive_interval_s: int = 0
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
 
 
 def default_step_model_path() -> Path:
@@ -103,6 +108,22 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add("--tokenizer", metavar="PATH", help="tokenizer.json or its folder")
     add("--chat-template", metavar="FILE", help="Jinja template of text content")
     add("--max-model-len", type=int, default=16384, metavar="TOKENS", help="%(default)s")
+    add(
+        "--lora-modules",
+        nargs="+",
+        default=[],
+        metavar="NAME=PATH",
+        help="adapters, served as models of their own; nothing is read from PATH",
+    )
+    add("--enable-server-load-tracking", action="store_true", help="let /load count requests")
+    add(
+        "--sse-keep-alive-interval",
+        type=int,
+        default=0,
+        metavar="S",
+        help="comment in silent chat and completion streams every S seconds; 0 never",
+    )
+    add("--dev-mode", action="store_true", help="open /server_info, as VLLM_SERVER_DEV_MODE=1")
     add("--seed", type=int, default=0, help="seed of texts and natural lengths (%(default)s)")
     add("--api-key", nargs="+", default=[], metavar="KEY", help="guards /v1 only, as vLLM does")
     add(
@@ -140,9 +161,11 @@ def _add_simulation_flags(group: argparse._ArgumentGroup) -> None:
         "--fault",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
-        help="kill-after=N, hang-after=N, error-event-after=N, busy-event=N or slow-start=S",
+        metavar="NAME[=VALUE]",
+        help="kill-after=N, hang-after=N, error-event-after=N, busy-event=N, slow-start=S, "
+        "hang-scheduler or reject",
     )
+    add("--sim-control", action="store_true", help="open POST /sim/fault: other faults at run time")
     add("--sim-state", action="store_true", help="open GET /sim/state, a test aid without texts")
 
 
@@ -180,7 +203,19 @@ def settings_from(args: argparse.Namespace) -> EngineSettings:
         shutdown_timeout_s=args.shutdown_timeout,
         fault=parse_faults(args.fault),
         sim_state=args.sim_state,
+        sim_control=args.sim_control,
+        dev_mode=args.dev_mode,
+        load_tracking=args.enable_server_load_tracking,
+        sse_keep_alive_interval_s=args.sse_keep_alive_interval,
+        lora_modules=dict(map(_lora_module, args.lora_modules)),
     )
+
+
+def _lora_module(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ValueError(f"--lora-modules {text}: must be NAME=PATH")
+    return name, path
 
 
 def _model_name(args: argparse.Namespace) -> str:
@@ -202,8 +237,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--enable-prefix-caching: the simulated engine has no prefix cache")
     if not args.enable_chunked_prefill:
         raise ValueError("--no-enable-chunked-prefill: the simulated engine always chunks")
-    limits: Sequence[str] = ("max_num_queued_reqs", "max_num_queued_tokens")
-    for name in limits:
+    least = {"max_num_queued_reqs": 1, "max_num_queued_tokens": 1, "sse_keep_alive_interval": 0}
+    for name, lowest in least.items():
         value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        if value is not None and value < lowest:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")

@@ -151,7 +151,7 @@ class EngineMetrics:
             "request_inference_time_seconds": inference_s,
             "request_prefill_time_seconds": request.prefill_s,
             "request_decode_time_seconds": request.decode_s,
-            "request_time_per_output_token_seconds": request.decode_s / gaps if gaps else 0.0,
+            "request_time_per_output_token_seconds": request.decode_s / gaps if gaps > 0 else 0.0,
             "request_prompt_tokens": request.prompt_tokens,
             "request_generation_tokens": request.generated_tokens,
             "request_max_num_generation_tokens": request.generated_tokens,

@@ -23,6 +23,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from loadgen.engine.conversation import TextError, conversation_of, effort_of, tools_of
+
 __all__ = [
     "TextError",
     "TextModel",
@@ -31,12 +33,8 @@ __all__ = [
     "default_tokenizer_path",
 ]
 
-TEXT_PARTS = ("text", "input_text", "output_text")
+END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-
-class TextError(ValueError):
-    """A body that the chat template or the engine can't turn into text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +85,9 @@ class TextModel:
         self.chat_template_path = Path(chat_template_path or default_chat_template_path())
         self._tokenizer = _load_tokenizer(self.tokenizer_path)
         self._specials = _special_tokens(self.tokenizer_path.parent / "tokenizer_config.json")
-        self._template = _environment().from_string(
-            self.chat_template_path.read_text(encoding="utf-8")
-        )
+        source = self.chat_template_path.read_text(encoding="utf-8")
+        self._template = _environment().from_string(source)
+        self._developers = '"developer"' in source or "'developer'" in source
 
     def render(self, body: Mapping[str, Any]) -> str:
         """The text of a chat body (``messages``, ``tools`` and template arguments).
@@ -97,17 +95,33 @@ class TextModel:
         Raises:
             TextError: The template refuses it, or it holds what this engine can't read.
         """
-        if body.get("continue_final_message"):
-            raise TextError("continue_final_message is not supported by the simulated engine")
-        tools = body.get("tools")
+        messages = conversation_of(body.get("messages") or (), developers=self._developers)
+        continued = bool(body.get("continue_final_message"))
+        if continued:
+            _mark_end(messages, body.get("add_generation_prompt", True))
         variables = {
             **self._specials,
-            "messages": [_message(message) for message in body.get("messages") or ()],
-            "tools": [_tool(tool) for tool in tools] if tools is not None else None,
             "documents": body.get("documents"),
-            "add_generation_prompt": body.get("add_generation_prompt", True),
             **(body.get("chat_template_kwargs") or {}),
+            **effort_of(body),
+            "messages": messages,
+            "tools": tools_of(body.get("tools")),
+            "add_generation_prompt": body.get("add_generation_prompt", True),
         }
+        text = self._rendered(variables)
+        return _cut_at_mark(text) if continued else text
+
+    @property
+    def wants_system_first(self) -> bool:
+        """Whether the template refuses a system message after others."""
+        turn = [{"role": "system", "content": "t"}, {"role": "user", "content": "t"}]
+        try:
+            self._template.render(messages=turn * 2, add_generation_prompt=False)
+        except TemplateError:
+            return True
+        return False
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._template.render(variables)
         except (TemplateError, TypeError) as error:
@@ -122,6 +136,10 @@ class TextModel:
         encoded = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded[0].ids)
 
+    def pair_ids(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts as a cross-encoder reads them, special tokens included."""
+        return list(self._tokenizer.encode_batch([(first, second)])[0].ids)
+
     def count_chat(self, body: Mapping[str, Any]) -> int:
         """Prompt tokens of a chat body, as ``usage.prompt_tokens`` reports them."""
         return len(self.chat_ids(body))
@@ -130,9 +148,9 @@ class TextModel:
         """Prompt tokens of a plain text."""
         return len(self.text_ids(text, add_special_tokens=add_special_tokens))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary have none."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entries of token ids; empty for an id outside the vocabulary."""
@@ -221,74 +239,26 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _message(message: object) -> dict[str, Any]:
-    """One message as the template sees it: text content, parsed tool-call arguments."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise TextError("every message must be an object with a role")
-    role = message["role"]
-    seen: dict[str, Any] = {"role": role, "content": _content(message.get("content"))}
-    if role == "assistant":
-        if message.get("tool_calls"):
-            seen["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
-        if message.get("reasoning") is not None:
-            seen["reasoning"] = seen["reasoning_content"] = message["reasoning"]
-    if role == "tool" and "tool_call_id" in message:
-        seen["tool_call_id"] = message["tool_call_id"]
-    if isinstance(message.get("name"), str):
-        seen["name"] = message["name"]
-    return seen
+def _mark_end(messages: list[dict[str, Any]], generation_prompt: object) -> None:
+    """Mark where the last message ends, as transformers does, to cut the rendered text there."""
+    if generation_prompt:
+        raise TextError(
+            "continue_final_message and add_generation_prompt are not compatible. Use "
+            "continue_final_message when you want the model to continue the final message, and "
+            "add_generation_prompt when you want to add a header that will prompt it to start a "
+            "new assistant message instead."
+        )
+    if not messages:
+        raise TextError("continue_final_message is set but there is no final message")
+    messages[-1] = {**messages[-1], "content": messages[-1]["content"] + END_MARK}
 
 
-def _content(content: object) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise TextError("message content must be a text or a list of parts")
-    return "\n".join(_part(part) for part in content)
-
-
-def _part(part: object) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    text = part.get("text") if isinstance(part, Mapping) else None
-    if kind not in TEXT_PARTS or not isinstance(text, str):
-        raise TextError(f"content part of type {kind!r} is not supported: only text parts are")
-    return text
-
-
-def _tool_call(call: object) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise TextError("assistant tool_calls must be of type 'function' and hold a function")
-    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
-
-
-def _arguments(arguments: object) -> dict[str, Any]:
-    """Arguments as an object; vLLM turns unreadable ones into an empty object, not an error."""
-    parsed = arguments
-    if isinstance(arguments, str) and arguments:
-        try:
-            parsed = json.loads(arguments)
-        except json.JSONDecodeError:
-            parsed = {}
-    return parsed if isinstance(parsed, dict) else {}
-
-
-def _tool(tool: object) -> dict[str, Any]:
-    """One tool as vLLM dumps it: absent description and parameters are written as null."""
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(tool, Mapping) or not isinstance(function, Mapping):
-        raise TextError("every tool must be an object with a function")
-    if not isinstance(function.get("name"), str):
-        raise TextError("every tool's function must have a name")
-    dumped: dict[str, Any] = {
-        "name": function["name"],
-        "description": function.get("description"),
-        "parameters": function.get("parameters"),
-    }
-    if function.get("strict") is not None:
-        dumped["strict"] = function["strict"]
-    return {"type": "function", "function": dumped}
+def _cut_at_mark(text: str) -> str:
+    at = text.rfind(END_MARK.strip())
+    if at < 0:
+        raise TextError(
+            "continue_final_message is set but the final message does not appear in the chat "
+            "after applying the chat template!"
+        )
+    # A template that trims the message took the mark's space, and spaces before it must go too.
+    return text[:at] if text.startswith(END_MARK, at) else text[:at].rstrip()

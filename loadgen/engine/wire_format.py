@@ -166,10 +166,25 @@ def error_event(status: int, message: str, kind: str) -> bytes:
     return _event(_error(status, message, kind, None)) + DONE
 
 
-def models_body(model: str, max_model_len: int, created: int) -> bytes:
-    """The list of the one served model."""
+def models_body(
+    model: str, max_model_len: int, created: int, adapters: Mapping[str, str] | None = None
+) -> bytes:
+    """The list of the served model and its adapters (name to path)."""
+    cards = [_card(model, model, created, max_model_len=max_model_len)]
+    cards += [_card(name, path, created, parent=model) for name, path in (adapters or {}).items()]
+    return orjson.dumps({"object": "list", "data": cards})
+
+
+def _card(
+    name: str,
+    root: str,
+    created: int,
+    *,
+    parent: str | None = None,
+    max_model_len: int | None = None,
+) -> dict[str, Any]:
     permission = {
-        "id": f"modelperm-{model}",
+        "id": f"modelperm-{name}",
         "object": "model_permission",
         "created": created,
         "allow_create_engine": False,
@@ -182,17 +197,16 @@ def models_body(model: str, max_model_len: int, created: int) -> bytes:
         "group": None,
         "is_blocking": False,
     }
-    card = {
-        "id": model,
+    return {
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "vllm",
-        "root": model,
-        "parent": None,
+        "root": root,
+        "parent": parent,
         "max_model_len": max_model_len,
         "permission": [permission],
     }
-    return orjson.dumps({"object": "list", "data": [card]})
 
 
 def _chat_choice(choice: Choice) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.engine.bodies import (
-    ApiError,
     Sampling,
     decode_json,
     output_limit,
@@ -17,6 +16,7 @@ from loadgen.engine.bodies import (
     read_completion,
     read_tokenize,
 )
+from loadgen.engine.refusals import ApiError
 
 PLAIN = Sampling(max_tokens=None, min_tokens=0, ignore_eos=False, seed=None, n=1)
 

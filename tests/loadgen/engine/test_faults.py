@@ -18,6 +18,13 @@ def test_faults_are_read_by_name_and_may_be_combined() -> None:
     assert parse_faults(["error-event-after=0"]).counts_events
 
 
+def test_switches_take_no_value() -> None:
+    assert parse_faults(["hang-scheduler", "reject"]) == FaultPlan(hang_scheduler=True, reject=True)
+    assert not FaultPlan(hang_scheduler=True, reject=True).counts_events
+    with pytest.raises(ValueError, match="takes no value"):
+        parse_faults(["reject=1"])
+
+
 @pytest.mark.parametrize("text", ["explode=1", "kill-after", "kill-after=x", "hang-after=-1"])
 def test_a_fault_that_cannot_be_read_is_refused_whole(text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -70,3 +70,24 @@ def test_help_ends_with_examples() -> None:
     parser = argparse.ArgumentParser(prog="engine")
     add_arguments(parser)
     assert parser.format_help().rstrip().endswith("--fault kill-after=100")
+
+
+def test_adapters_are_read_by_name() -> None:
+    assert read("--lora-modules", "a=/x", "b=/y=z").lora_modules == {"a": "/x", "b": "/y=z"}
+    assert read().lora_modules == {}
+    for wrong in ("a", "=x", "a="):
+        with pytest.raises(ValueError, match="NAME=PATH"):
+            read("--lora-modules", wrong)
+
+
+def test_what_only_tests_need_is_off_unless_asked_for() -> None:
+    settings = read()
+    asked = (settings.sim_state, settings.sim_control, settings.dev_mode)
+    assert asked == (False, False, False)
+    assert not settings.load_tracking
+    assert settings.sse_keep_alive_interval_s == 0
+
+
+def test_a_silence_cannot_be_negative() -> None:
+    with pytest.raises(ValueError, match="--sse-keep-alive-interval"):
+        read("--sse-keep-alive-interval", "-1")

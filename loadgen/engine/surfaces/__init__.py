@@ -1,0 +1,1 @@
+"""Serves the simulated engine's paths, one module per family of surfaces."""
