@@ -1,6 +1,7 @@
 """Rules about the code that a reader relies on, checked by machine."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,10 @@ def test_every_pure_module_says_so_and_the_contract_names_it():
     for path in pure:
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         assert f'"{dotted}"' in listed, f"{dotted} says it is pure, the contract does not know it"
+
+
+def test_the_architecture_names_every_module_of_the_gateway() -> None:
+    told = (ROOT / "ARCHITECTURE.md").read_text()
+    table = told[told.index("## Gateway modules") : told.index("## The bench")]
+    modules = {path.stem for path in (ROOT / "gateway").glob("[!_]*.py")}
+    assert modules - set(re.findall(r"`(\w+)`", table)) == set()

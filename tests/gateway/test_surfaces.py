@@ -1,6 +1,7 @@
 """The table of surfaces holds every one, and no path twice."""
 
 from collections import Counter
+from pathlib import Path
 
 from gateway.domain import Surface
 from gateway.sse import END_RULES
@@ -36,3 +37,10 @@ def test_forms_of_bodies_and_errors() -> None:
     assert forms == set(BodyForm)
     anthropic = {s for s, row in SURFACES.items() if row.errors is ErrorForm.ANTHROPIC}
     assert anthropic == {Surface.MESSAGES, Surface.COUNT_TOKENS}
+
+
+def test_the_table_in_the_architecture_is_this_one() -> None:
+    told = (Path(__file__).resolve().parents[2] / "ARCHITECTURE.md").read_text()
+    for surface, row in SURFACES.items():
+        paths = " ".join(f"`{path}`" for path in row.paths)
+        assert f"| {surface} | {paths} | {row.rule} |" in told
