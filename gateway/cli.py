@@ -11,6 +11,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -83,7 +84,12 @@ def _engine(args: argparse.Namespace) -> int:
 def _up(args: argparse.Namespace) -> int:
     _check_wish(args)
     wish = Wish(
-        args.admission, args.topology == "isolated", args.time_scale, args.port, args.admin_port
+        args.admission,
+        args.topology == "isolated",
+        args.time_scale,
+        args.port,
+        args.admin_port,
+        args.short_engines,
     )
     engines, facts = _engines_there(args) if args.engine_url else _simulated(args)
     announce = _announce_json if args.json else _announce
@@ -99,6 +105,8 @@ def _check_wish(args: argparse.Namespace) -> None:
         raise UsageError("--engines: there must be at least one")
     if args.topology == "isolated" and count < 2:
         raise UsageError("--topology isolated: needs an engine per class, at least two")
+    if args.short_engines is not None and not 0 < args.short_engines < count:
+        raise UsageError(f"--short-engines: must be from 1 to {count - 1}, which leaves the rest")
     if not 0 < args.time_scale <= MAX_TIME_SCALE:
         raise UsageError(f"--time-scale: must be above 0 and at most {MAX_TIME_SCALE:g}")
     if args.engine_url and (args.tokenizer is None or args.chat_template is None):
@@ -108,6 +116,7 @@ def _check_wish(args: argparse.Namespace) -> None:
 def _bench(args: argparse.Namespace) -> int:
     from loadgen.cli import run_bench  # noqa: PLC0415  not needed by a gateway
 
+    args.policy_for = _gate_for
     return run_bench(args)
 
 
@@ -126,25 +135,46 @@ def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]
     from loadgen.engine.flags import read_step_model  # noqa: PLC0415
     from loadgen.forecast import forecast  # noqa: PLC0415
     from loadgen.runs import cost_path  # noqa: PLC0415
+
+    engines = 2
+    gate = _gate(Wish(way.admission, way.topology == "isolated"), engines, EngineFacts())
+    return forecast(trace, gate, engines, read_step_model(cost_path()), DEMO_TRACE.ramp_s)
+
+
+def _gate_for(wish: Any) -> VirtualGate[Any, Any]:
+    """The gate of a planned run, for the bench's virtual time: a ``virtual_sweep.GateWish``."""
+    shorts = [pool["engines"] for pool in wish.pools if "short" in pool["classes"]]
+    isolated = len(wish.pools) > 1
+    known = EngineFacts()
+    facts = replace(
+        known,
+        max_num_seqs=wish.args.get("max_num_seqs", known.max_num_seqs),
+        token_budget=wish.args.get("max_num_batched_tokens", known.token_budget),
+        policy=wish.args.get("scheduling_policy", known.policy),
+    )
+    short_engines = shorts[0] if isolated else None
+    asked = Wish(wish.admission, isolated, short_engines=short_engines)
+    return _gate(asked, wish.engines, facts)
+
+
+def _gate(wish: Wish, count: int, facts: EngineFacts) -> VirtualGate[Any, Any]:
+    """The admission core of a quick start's configuration, before engines that are positions."""
     from loadgen.simulate import Action, SimArrival  # noqa: PLC0415
 
-    engines = ["http://engine-0:1", "http://engine-1:1"]
-    wish = Wish(way.admission, way.topology == "isolated")
+    engines = [f"http://engine-{number}:1" for number in range(count)]
     with tempfile.TemporaryDirectory(prefix="sluicegate-") as folder:
-        written = write_configuration(Path(folder), engines, EngineFacts(), wish)
-        settings = load(written.config)
+        settings = load(write_configuration(Path(folder), engines, facts, wish).config)
     table = settings.route_table(salt=bytes(32))
     core = core_of(settings.flows, table.topology(settings.engines))
 
     def offer(arrival: SimArrival, now: float) -> tuple[int, Offer]:
-        key = FlowKey(EngineFacts().public_model, arrival.size_class, arrival.service_class)
+        key = FlowKey(facts.public_model, arrival.size_class, arrival.service_class)
         tokens, output = arrival.prompt_tokens, arrival.output_tokens
         return arrival.seq, Offer(key, arrival.service_class, tokens, now, max_tokens=output)
 
-    gate = VirtualGate(
+    return VirtualGate(
         core, engines, offer, Action, lambda seq, outcome: Action(seq, refused=outcome)
     )
-    return forecast(trace, gate, len(engines), read_step_model(cost_path()), DEMO_TRACE.ramp_s)
 
 
 # -- engines for up ------------------------------------------------------------------------
@@ -266,6 +296,9 @@ def _add_up(verbs: Any) -> None:
     up.add_argument("--chat-template", type=Path, metavar="PATH", help="of --engine-url's model")
     up.add_argument("--admission", choices=("enforce", "observe", "off"), default="enforce")
     up.add_argument("--topology", choices=("shared", "isolated"), default="shared")
+    up.add_argument(
+        "--short-engines", type=int, metavar="N", help="isolated: the rest is for longs (all but 1)"
+    )
     up.add_argument("--time-scale", type=float, default=1.0, help="of the engines' clock (1)")
     up.add_argument("--port", type=int, default=0, help="of the gateway (any free one)")
     up.add_argument("--admin-port", type=int, default=0, help="of its operators' listener")

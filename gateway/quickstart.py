@@ -55,13 +55,18 @@ class Quickstart:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What ``up`` was asked for."""
+    """What ``up`` was asked for.
+
+    ``isolated`` gives each size class engines of its own: ``short_engines`` to the shorts (all but
+    one if ``None``), the others to the longs.
+    """
 
     admission: str = "enforce"
     isolated: bool = False
     time_scale: float = 1.0
     port: int = 0
     admin_port: int = 0
+    short_engines: int | None = None
 
 
 def write_configuration(
@@ -212,7 +217,8 @@ policy = "{facts.policy}"
 
 
 def _routes(engines: list[str], model: str, wish: Wish) -> str:
-    apart = {"short": engines[:-1], "long": engines[-1:]}
+    shorts = len(engines) - 1 if wish.short_engines is None else wish.short_engines
+    apart = {"short": engines[:shorts], "long": engines[shorts:]}
     pools = apart if wish.isolated else {"shared": engines}
     parts = [f"[pool.{name}]\nengines = {members!r}\n" for name, members in pools.items()]
     for size in ("short", "long"):

@@ -50,8 +50,11 @@ def status(gateway: Gateway) -> dict[str, Any]:
         "config_digest": setup.settings.digest(),
         "route_revision": setup.table.revision,
         "routes": [asdict(route) for route in setup.table.routes.values()],
-        "flows": [asdict(view) for view in core.flow_views(now)],
-        "engines": [asdict(view) for view in core.engine_views()],
+        "flows": [{**asdict(v), "key": v.key._asdict()} for v in core.flow_views(now)],
+        "engines": [
+            {**asdict(v), "held_for": v.held_for._asdict() if v.held_for else None}
+            for v in core.engine_views()
+        ],
         "health": parts.fleet.status(),
         "issuers": [asdict(view) for view in parts.identity.views()],
     }

@@ -88,3 +88,13 @@ def test_a_faster_clock_meets_the_same_contract_in_less_time(tmp_path: Path) -> 
     for before, after in zip(one.flows, ten.flows, strict=True):
         assert after.max_age_s == pytest.approx(before.max_age_s / 10)
         assert after.max_queued == before.max_queued
+
+
+def test_a_split_gives_the_shorts_as_many_engines_as_asked(tmp_path: Path) -> None:
+    engines = [f"http://127.0.0.1:{9000 + n}" for n in range(4)]
+    wish = Wish(isolated=True, short_engines=1)
+    document = load(write_configuration(tmp_path, engines, FACTS, wish).config).document
+    assert {name: len(pool.engines) for name, pool in document.pool.items()} == {
+        "short": 1,
+        "long": 3,
+    }
