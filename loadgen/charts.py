@@ -9,17 +9,30 @@ from typing import Any
 
 from loadgen.record import Outcome, RequestRecord
 
-__all__ = ["dispatch_lag", "distribution", "oldest_age", "predictions", "queue_depth"]
+__all__ = [
+    "COLOURS",
+    "DASHES",
+    "LIMIT_LINE",
+    "TICKS_S",
+    "dispatch_lag",
+    "distribution",
+    "layout",
+    "oldest_age",
+    "predictions",
+    "queue_depth",
+]
 
 Json = dict[str, Any]
 # Okabe and Ito: told apart under the common colour vision deficiencies, on white and on black.
-WAY_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#999999", "#CC79A7", "#E69F00")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#999999", "#CC79A7", "#E69F00", "#56B4E9", "#B8A200")
 TICKS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 ZERO_LEFT_OUT = "a class that never waited has no line"
+LIMIT_LINE = {"color": "#888", "width": 1, "dash": "dot"}
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def _layout(title: str, x: str, y: str, **more: Any) -> Json:
+def layout(title: str, x: str, y: str, **more: Any) -> Json:
+    """Return what all figures have in common: title, axes, legend above, no colour of their own."""
     return {
         "meta": {"title": title},
         "xaxis": {"title": {"text": x}, "automargin": True, **more.pop("xaxis", {})},
@@ -35,7 +48,7 @@ def _layout(title: str, x: str, y: str, **more: Any) -> Json:
 
 
 def _line(index: int) -> Json:
-    return {"color": WAY_COLOURS[index % len(WAY_COLOURS)], "width": 2}
+    return {"color": COLOURS[index % len(COLOURS)], "width": 2}
 
 
 def distribution(
@@ -61,10 +74,10 @@ def distribution(
     title = f"{size_class}: time to first event from planned arrival, all offered"
     axis = {"type": "log", "tickvals": list(TICKS_S), "ticktext": [f"{t:g}" for t in TICKS_S]}
     limit = {"type": "line", "x0": limit_s, "x1": limit_s, "y0": 0, "y1": 1, "yref": "paper"}
-    shapes = [{**limit, "line": {"color": "#888", "width": 1, "dash": "dot"}}]
+    shapes = [{**limit, "line": LIMIT_LINE}]
     y = {"range": [0, 1.02], "tickformat": ".0%"}
-    layout = _layout(title, "seconds (log)", "share", xaxis=axis, yaxis=y, shapes=shapes)
-    return {"data": traces, "layout": layout}
+    made = layout(title, "seconds (log)", "share", xaxis=axis, yaxis=y, shapes=shapes)
+    return {"data": traces, "layout": made}
 
 
 def _series(
@@ -81,7 +94,7 @@ def _series(
             line = {**_line(index), "dash": DASHES[number % len(DASHES)]}
             x = {"x": [row["t_s"] for row in rows], "y": values}
             traces.append({"name": f"{label}: {name}", "mode": "lines", "line": line, **x})
-    return {"data": traces, "layout": _layout(title, "seconds of the run", y)}
+    return {"data": traces, "layout": layout(title, "seconds of the run", y)}
 
 
 def oldest_age(runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Json:
@@ -103,11 +116,12 @@ def dispatch_lag(runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], limit_
         rows = [s for s in samples if s.get("source") == "client"]
         x = {"x": [r["t_s"] for r in rows], "y": [r["dispatch_lag_ms"] for r in rows]}
         traces.append({"name": label, "mode": "lines+markers", "line": _line(index), **x})
-    line = {"color": "#888", "width": 1, "dash": "dot"}
     limit = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit_ms, "y1": limit_ms}
     title = "Client: worst dispatch lag of each second"
-    layout = _layout(title, "seconds of the run", "milliseconds", shapes=[{**limit, "line": line}])
-    return {"data": traces, "layout": layout}
+    made = layout(
+        title, "seconds of the run", "milliseconds", shapes=[{**limit, "line": LIMIT_LINE}]
+    )
+    return {"data": traces, "layout": made}
 
 
 def predictions(rows: Sequence[tuple[str, float, float]]) -> Json:
@@ -116,10 +130,10 @@ def predictions(rows: Sequence[tuple[str, float, float]]) -> Json:
     bars = [
         {"type": "bar", "name": name, "x": labels, "y": values, "marker": {"color": colour}}
         for name, colour, values in (
-            ("predicted", WAY_COLOURS[3], [p for _, p, _ in rows]),
-            ("measured", WAY_COLOURS[1], [m for _, _, m in rows]),
+            ("predicted", COLOURS[3], [p for _, p, _ in rows]),
+            ("measured", COLOURS[1], [m for _, _, m in rows]),
         )
     ]
     title = "p95 time to first event: predicted in virtual time, and measured"
-    layout = _layout(title, "", "seconds (log)", yaxis={"type": "log"})
-    return {"data": bars, "layout": {**layout, "barmode": "group"}}
+    made = layout(title, "", "seconds (log)", yaxis={"type": "log"})
+    return {"data": bars, "layout": {**made, "barmode": "group"}}

@@ -5,9 +5,8 @@ bad input, 130 interrupted.
 """
 
 import argparse
-import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,21 @@ import orjson
 from rich.console import Console
 
 from loadgen.corpus import Shape, freeze_corpus, load_corpus
-from loadgen.decide import decide
-from loadgen.demo import DEMO_INTERVALS, DEMO_TRACE, freeze_demo, run_view
-from loadgen.engine.flags import add_arguments
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_json, write_bytes, write_json
-from loadgen.plan import default_cells, sweep_plan
-from loadgen.record import BenchError
-from loadgen.report_file import write_report
-from loadgen.results import analyse_folder, trace_path, verify_folder
-from loadgen.runs import EXTERNAL_IDENTITY, conduct, done_already, engine_identity
-from loadgen.stack import Endpoint
+from loadgen.record import BenchError, canonical
+from loadgen.report_cli import add_report_verbs
+from loadgen.results import (
+    analyse_folder,
+    analyse_one,
+    decide_folder,
+    trace_path,
+    verify_folder,
+)
+from loadgen.roofline_cli import add_roofline
+from loadgen.run_cli import add_run_verbs
+from loadgen.study_cli import add_study_verbs
+from loadgen.sweep_cli import add_sweep_verbs
 from loadgen.tables import verdict_line
 from loadgen.trace import KINDS, TraceSpec, build_trace, encode_trace, trace_manifest
 
@@ -33,7 +36,6 @@ __all__ = ["add_bench_parser", "run_bench"]
 
 Args = argparse.Namespace
 Verb = Callable[[Args, Console], int]
-RUNNABLE = "demo"  # the one kind of plan that `run` carries out
 
 
 def _shape(text: str) -> Shape:
@@ -80,78 +82,34 @@ def _trace(args: Args, console: Console) -> int:
     return 0
 
 
-def _plan(args: Args, console: Console) -> int:
-    if args.kind == "demo":
-        if (args.folder / "corpus.jsonl").exists() and not (args.folder / "plan.json").exists():
-            raise BenchError(
-                f"{args.folder}: holds a corpus of its own, and the demo's plan freezes another; "
-                "choose an empty folder"
-            )
-        freeze_demo(args.folder, TextModel(), DEMO_TRACE, DEMO_INTERVALS)
-    else:
-        mixes, rates = ("short", "80-20", "50-50"), ("low", "near")
-        plan = sweep_plan(default_cells(), mixes, rates, args.rounds, args.seed)
-        write_json(args.folder / "plan.json", plan)
-    runs = read_json(args.folder / "plan.json")["runs"]
-    said = f"{args.folder / 'plan.json'}: {len(runs)} runs"
-    if args.kind != RUNNABLE:
-        said += f"; a {args.kind} plan cannot be run yet, only looked at"
+def _analyse(args: Args, console: Console) -> int:
+    if args.run_id is not None:
+        row = analyse_one(args.folder, args.run_id)
+        console.file.write(canonical(row).decode())
+        return 0
+    analysis = analyse_folder(args.folder)
+    sha256 = write_json(args.folder / "analysis.json", analysis)
+    said = f"{args.folder / 'analysis.json'}: sha256 {sha256}"
+    if missing := analysis.get("missing", ()):
+        said += (
+            f"; {len(missing)} of {len(read_json(args.folder / 'plan.json')['runs'])} runs missing"
+        )
     console.print(said, highlight=False, soft_wrap=True)
     return 0
 
 
-def _external(args: Args, plan: Mapping[str, Any]) -> Endpoint | None:
-    if args.url is None:
-        return None
-    keys = dict.fromkeys(plan["demands"], args.key) if args.key else {}
-    told = {"external": args.url}
-    return Endpoint(args.url, args.admin_url, tuple(args.engine_url), args.model, keys, told)
-
-
-def _chosen(args: Args, plan: Mapping[str, Any]) -> list[Any]:
-    planned = [r["run_id"] for r in plan["runs"]]
-    if unknown := [name for name in args.run_id if name not in planned]:
-        known = ", ".join(planned)
-        raise BenchError(
-            f"--run-id {unknown[0]}: not in {args.folder}/plan.json, which has {known}"
-        )
-    return [r for r in plan["runs"] if not args.run_id or r["run_id"] in args.run_id]
-
-
-def _run(args: Args, console: Console) -> int:
-    plan = read_json(args.folder / "plan.json")
-    if plan["kind"] != RUNNABLE:
-        raise BenchError(f"{args.folder}/plan.json: a {plan['kind']} plan cannot be run yet")
-    runs = [r for r in _chosen(args, plan) if not (args.resume and done_already(args.folder, r))]
-    external = _external(args, plan)
-    view = run_view(console, len(runs))
-    identity = EXTERNAL_IDENTITY if external else engine_identity(TextModel())
-    asyncio.run(conduct(args.folder, runs, identity, view, external))
-    return 0
-
-
-def _analyse(args: Args, console: Console) -> int:
-    sha256 = write_json(args.folder / "analysis.json", analyse_folder(args.folder))
-    console.print(
-        f"{args.folder / 'analysis.json'}: sha256 {sha256}", highlight=False, soft_wrap=True
-    )
-    return 0
-
-
 def _decide(args: Args, console: Console) -> int:
-    path = args.folder / "analysis.json"
-    decision = decide(read_json(path), file_digest(path))
-    write_json(args.folder / "decision.json", decision)
+    decision = decide_folder(args.folder, args.topology)
     if args.json:
         console.file.write(orjson.dumps(decision).decode() + "\n")
     else:
-        console.print(verdict_line(decision), markup=False, highlight=False, soft_wrap=True)
+        for line in (
+            verdict_line(decision),
+            *decision["reasons"],
+            *decision.get("more_rounds", ()),
+        ):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 1 if decision["verdict"] == "invalid" else 0
-
-
-def _report(args: Args, console: Console) -> int:
-    console.print(str(write_report(args.folder)), highlight=False, soft_wrap=True)
-    return 0
 
 
 def _verify(args: Args, console: Console) -> int:
@@ -198,50 +156,18 @@ def _add_trace(verbs: Any) -> None:
     parser.add_argument("--seed", type=int, required=True)
 
 
-def _add_plan(verbs: Any) -> None:
-    said = "set out the runs: the demonstration's ways, or a sweep that cannot be run yet"
-    parser = _verb(verbs, "plan", _plan, said, "plan out/sweep --kind sweep --rounds 3 --seed 1")
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    kinds, said = ("demo", "sweep"), "a sweep is written as data: `run` refuses it (%(default)s)"
-    parser.add_argument("--kind", choices=kinds, default=RUNNABLE, help=said)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-
-
-def _simulated_model() -> str:
-    engine = argparse.ArgumentParser(add_help=False)
-    add_arguments(engine)
-    return str(engine.get_default("served_model_name"))
-
-
-def _add_run(verbs: Any) -> None:
-    said = "replay the plan's runs, on stacks of its own or at a running server"
-    example = (
-        "run out/x --resume\n  sluicegate bench run out/x --url http://127.0.0.1:8000 --model m"
-    )
-    parser = _verb(verbs, "run", _run, said, example)
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--run-id", action="append", default=[], help="only this run (repeatable)")
-    parser.add_argument("--resume", action="store_true", help="skip runs whose records are there")
-    parser.add_argument("--url", help="a running gateway or engine")
-    parser.add_argument("--model", default=_simulated_model(), help="for --url (%(default)s)")
-    parser.add_argument("--key", help="API key for --url")
-    parser.add_argument("--admin-url", help="where the gateway's /metrics are")
-    parser.add_argument("--engine-url", action="append", default=[], help="engine to scrape")
-
-
 def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `bench` and its verbs; the parsed arguments go to `run_bench`."""
     bench: argparse.ArgumentParser = subparsers.add_parser(
         "bench", help="freeze, replay, measure and decide", description=__doc__
     )
     verbs = bench.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for add in (_add_corpus, _add_trace, _add_plan, _add_run):
+    groups = (add_sweep_verbs, add_run_verbs, add_study_verbs, add_report_verbs, add_roofline)
+    for add in (_add_corpus, _add_trace, *groups):
         add(verbs)
     folder_verbs = (
         ("analyse", _analyse, "recompute analysis.json from the records"),
         ("decide", _decide, "write decision.json from analysis.json"),
-        ("report", _report, "write report.html"),
         ("verify", _verify, "recompute analysis, decision and report; say where they differ"),
     )
     for name, verb, said in folder_verbs:
@@ -249,6 +175,10 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         parser.add_argument("folder", type=Path, metavar="DIR")
         if name == "decide":
             parser.add_argument("--json", action="store_true", help="print the decision as JSON")
+            equal = "a folder of topology runs, analysed, on equal hardware"
+            parser.add_argument("--topology", type=Path, metavar="DIR", help=equal)
+        elif name == "analyse":
+            parser.add_argument("--run-id", help="print this run's figures; write nothing")
     return bench
 
 

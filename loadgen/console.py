@@ -23,10 +23,20 @@ COUNTS = ("offered", "done", "refused", "failed", "in_flight")
 
 
 class Progress:
-    """The live view of one run; a context manager, its `row` takes every measured row."""
+    """The live view of one run; a context manager, its `row` takes every measured row.
 
-    def __init__(self, console: Console, title: str, total_s: float) -> None:
+    Args:
+        console: what to print on.
+        title: stands above it.
+        total_s: how long the run takes at most, in recorded seconds.
+        time_scale: recorded seconds in a real one; what is left is shown in real ones.
+    """
+
+    def __init__(
+        self, console: Console, title: str, total_s: float, time_scale: float = 1.0
+    ) -> None:
         self._console, self._title, self._total_s = console, title, total_s
+        self._time_scale = time_scale
         self._client: Row = {}
         self._gateway: Row = {}
         self._printed_s = 0.0
@@ -57,12 +67,12 @@ class Progress:
     def _redraw(self) -> None:
         if self._console.is_terminal:
             self._live.update(self._table())
-        elif self._client["t_s"] - self._printed_s >= LINE_EVERY_S:
+        elif self._client["t_s"] - self._printed_s >= LINE_EVERY_S * self._time_scale:
             self._printed_s = self._client["t_s"]
             self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
 
     def _heading(self) -> str:
-        left_s = max(0.0, self._total_s - self._client.get("t_s", 0.0))
+        left_s = max(0.0, self._total_s - self._client.get("t_s", 0.0)) / self._time_scale
         return f"{self._title}, at most {left_s:.0f} s left"
 
     def _line(self) -> str:

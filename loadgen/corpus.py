@@ -1,40 +1,50 @@
 """Freezes prompts of real text, each of its class's exact token count.
 
 The count is that of the final chat request, template and special tokens included, by the pinned
-tokenizer. The text is the Python language reference that ships with every interpreter
-(`pydoc_data.topics`, PSF licence), its paragraphs recombined by a seeded generator. Every prompt
-opens with a tag of its own, so that no two share a first cache block.
+tokenizer, counted anew for every finished prompt. The text is a user's own prompts, or else the
+Python language reference that ships with every interpreter (`pydoc_data.topics`, PSF licence);
+pieces are joined, and the last one cut, by a seeded generator. Every prompt opens with a tag of
+its own, so that no two share more than one cache block beyond what the template puts before them.
 """
 
 import hashlib
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, Protocol
 
 from loadgen.files import read_bytes, read_json, write_bytes, write_json
 from loadgen.record import BenchError, Prompt, canonical, digest, strict_json
+from loadgen.validators import check_validator
 
 __all__ = [
     "Corpus",
     "Prompt",
     "Shape",
+    "SourceText",
     "TokenCounter",
     "body_of",
     "freeze_corpus",
     "load_corpus",
     "make_prompt",
+    "own_text",
+    "reference_source",
     "reference_text",
 ]
 
-GENERATOR = "sluicegate-corpus-1"
+GENERATOR = "sluicegate-corpus-2"
 # A paragraph joined to another may merge or split tokens at the seam: stop short by this much
 # and close the rest word by word, counting the whole request each time.
 MARGIN_TOKENS = 12
 MAX_ROUNDS = 40
+BLOCK_TOKENS = 16
+# As many characters hold more tokens than a block and the template's head, with room to spare.
+HEAD_CHARACTERS = 400
 
 
 class TokenCounter(Protocol):
@@ -46,6 +56,9 @@ class TokenCounter(Protocol):
     def count_text(self, text: str, /, *, add_special_tokens: bool) -> int:
         """Return the tokens of bare text."""
 
+    def chat_ids(self, body: Mapping[str, Any], /) -> list[int]:
+        """Return the prompt's token ids."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -55,6 +68,16 @@ class Shape:
     prompt_tokens: int
     output_tokens: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """The pieces that prompts are made of, and what the manifest says of them."""
+
+    pieces: tuple[str, ...]
+    source: str
+    licence: str
+    approved_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +98,43 @@ def reference_text() -> tuple[str, ...]:
     joined = "\n\n".join(topics[name] for name in sorted(topics))
     pieces = (re.sub(r"[ \t]+", " ", p).strip() for p in re.split(r"\n\s*\n", joined))
     return tuple(dict.fromkeys(p for p in pieces if len(p) >= 40))
+
+
+def reference_source() -> SourceText:
+    """Return the text that is used where none is brought."""
+    return SourceText(
+        reference_text(),
+        "Python language reference, pydoc_data.topics of the running interpreter",
+        "PSF-2.0",
+        "default corpus of the product; replace before real traffic is judged",
+    )
+
+
+def _piece(line: bytes, name: str) -> str:
+    """Return a line's prompt, or its messages' texts joined."""
+    row = strict_json(line, name)
+    if isinstance(row, dict) and isinstance(row.get("prompt"), str):
+        return str(row["prompt"])
+    try:
+        parts = [message["content"] for message in row["messages"]]
+        flat = [p if isinstance(p, str) else "\n".join(part["text"] for part in p) for p in parts]
+    except (KeyError, TypeError) as error:
+        raise BenchError(f"{name}: neither 'prompt' nor 'messages' with text") from error
+    return "\n\n".join(flat)
+
+
+def own_text(path: Path, source: str, licence: str, approved_by: str) -> SourceText:
+    """Read a user's JSONL of prompts or chat messages; empty lines and doubles are left out.
+
+    Raises:
+        BenchError: unreadable, malformed, or without any text; file and line are named.
+    """
+    lines = enumerate(read_bytes(path).splitlines(), start=1)
+    found = (_piece(line, f"{path} line {n}").strip() for n, line in lines if line.strip())
+    pieces = tuple(dict.fromkeys(text for text in found if text))
+    if not any(word.isalpha() for text in pieces for word in text.split()):
+        raise BenchError(f"{path}: holds no text")
+    return SourceText(pieces, source, licence, approved_by)
 
 
 def body_of(text: str) -> dict[str, Any]:
@@ -102,6 +162,12 @@ def _close_gap(text: str, gap: int, words: Iterator[str], counter: TokenCounter)
         if 0 < worth <= gap:
             text, gap = f"{text} {word}", gap - worth
     return text
+
+
+def _cut(piece: str, tokens: int, room: int) -> str:
+    """Return about `room` of a piece's tokens, ending at a word; a little less than more."""
+    words = piece.split(" ")
+    return " ".join(words[: len(words) * max(0, room) // max(1, tokens)])
 
 
 def _endless_words(pieces: Sequence[str], rng: random.Random) -> Iterator[str]:
@@ -132,6 +198,8 @@ def make_prompt(
     room -= counter.count_chat(body_of(text))
     while (piece := rng.choice(texts)) and pieces[piece] + 2 <= room:
         text, room = f"{text}\n\n{piece}", room - pieces[piece] - 2
+    if (end := _cut(piece, pieces[piece], room - 2)) != "":
+        text = f"{text}\n\n{end}"
     words = _endless_words(texts, rng)
     for _ in range(MAX_ROUNDS):
         gap = shape.prompt_tokens - counter.count_chat(body_of(text))
@@ -147,7 +215,9 @@ def make_prompt(
 
 
 def _row(prompt: Prompt) -> dict[str, Any]:
+    validator = {} if prompt.validator is None else {"validator": prompt.validator}
     return {
+        **validator,
         "class": prompt.size_class,
         "prompt_tokens": prompt.prompt_tokens,
         "output_tokens": prompt.output_tokens,
@@ -159,11 +229,13 @@ def _row(prompt: Prompt) -> dict[str, Any]:
 def _parse_row(line: bytes, name: str) -> Prompt:
     row = strict_json(line, name)
     try:
-        prompt = Prompt(
-            row["class"], row["prompt_tokens"], row["output_tokens"], row["text"], row["sha256"]
-        )
-    except (KeyError, TypeError) as error:
+        size = row["prompt_tokens"], row["output_tokens"]
+        told = row["text"], row["sha256"], row.get("validator")
+        prompt = Prompt(row["class"], *size, *told)
+    except (KeyError, TypeError, AttributeError) as error:
         raise BenchError(f"{name}: not a corpus line ({error!r})") from error
+    if prompt.validator is not None:
+        check_validator(prompt.validator, name)
     if digest(prompt.text.encode()) != prompt.sha256:
         raise BenchError(f"{name}: the text does not match its sha256")
     return prompt
@@ -181,15 +253,56 @@ def load_corpus(path: Path) -> Corpus:
     return Corpus(prompts, digest(data))
 
 
-def _inputs(shapes: Sequence[Shape], seed: int, pins: Mapping[str, str]) -> dict[str, Any]:
-    source = hashlib.sha256("\n\n".join(reference_text()).encode()).hexdigest()
+def _inputs(
+    shapes: Sequence[Shape], seed: int, pins: Mapping[str, str], text: SourceText
+) -> dict[str, Any]:
+    source = hashlib.sha256("\n\n".join(text.pieces).encode()).hexdigest()
     return {
         "generator": GENERATOR,
         "seed": seed,
         "source_sha256": source,
+        "source": text.source,
+        "licence": text.licence,
+        "approved_by": text.approved_by,
         "shapes": [[s.size_class, s.prompt_tokens, s.output_tokens, s.count] for s in shapes],
         **pins,
     }
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _shared_prefix_tokens(prompts: Sequence[Prompt], counter: TokenCounter) -> int:
+    """Return the longest prefix that two prompts share beyond what the template begins with.
+
+    Raises:
+        BenchError: it is longer than a block, so that a prefix cache could answer part of it.
+    """
+    template = _shared(counter.chat_ids(body_of("0")), counter.chat_ids(body_of("Z")))
+    heads = sorted(counter.chat_ids(body_of(p.text[:HEAD_CHARACTERS])) for p in prompts)
+    longest = max((_shared(a, b) for a, b in pairwise(heads)), default=template)
+    shared = max(0, longest - template)
+    if shared > BLOCK_TOKENS:
+        raise BenchError(
+            f"corpus: two prompts share {shared} tokens at their beginning, more than a cache "
+            f"block of {BLOCK_TOKENS}"
+        )
+    return shared
+
+
+def _make_all(
+    shapes: Sequence[Shape], seed: int, counter: TokenCounter, text: SourceText
+) -> tuple[Prompt, ...]:
+    pieces = {p: _bare(counter, p) for p in text.pieces}
+    made: Counter[str] = Counter()
+    prompts = []
+    for shape in shapes:
+        for _ in range(shape.count):
+            prompts.append(make_prompt(shape, made[shape.size_class], seed, pieces, counter))
+            made[shape.size_class] += 1
+    return tuple(prompts)
 
 
 def _cached(path: Path, inputs_sha256: str) -> Corpus | None:
@@ -209,36 +322,36 @@ def freeze_corpus(
     seed: int,
     counter: TokenCounter,
     pins: Mapping[str, str],
+    text: SourceText | None = None,
 ) -> Corpus:
     """Write `corpus.jsonl` and its manifest, or reuse them if made from the same inputs.
 
     Args:
         path: where `corpus.jsonl` goes; the manifest lies beside it.
-        shapes: the classes.
+        shapes: how many prompts of which size, in order; a class may stand there more than once.
         seed: of the recombination.
         counter: the pinned tokenizer.
         pins: `tokenizer_sha256` and `chat_template_sha256`.
+        text: what to make them of; without it the language reference.
 
     Raises:
-        BenchError: an exact count cannot be reached, or an existing corpus is damaged.
+        BenchError: an exact count cannot be reached, two prompts share a prefix, or an existing
+            corpus is damaged.
     """
-    inputs = _inputs(shapes, seed, pins)
+    text = text or reference_source()
+    inputs = _inputs(shapes, seed, pins, text)
     inputs_sha256 = digest(canonical(inputs))
     if (cached := _cached(path, inputs_sha256)) is not None:
         return cached
-    pieces = {p: _bare(counter, p) for p in reference_text()}
-    prompts = tuple(
-        make_prompt(shape, n, seed, pieces, counter) for shape in shapes for n in range(shape.count)
-    )
+    prompts = _make_all(shapes, seed, counter, text)
+    shared_tokens = _shared_prefix_tokens(prompts, counter)
     sha256 = write_bytes(path, b"".join(canonical(_row(p)) for p in prompts))
     manifest = {
         **inputs,
         "inputs_sha256": inputs_sha256,
         "corpus_sha256": sha256,
-        "source": "Python language reference, pydoc_data.topics of the running interpreter",
-        "licence": "PSF-2.0",
-        "approved_by": "default corpus of the product; replace before real traffic is judged",
         "synthetic_length": True,
+        "shared_prefix_tokens": shared_tokens,
         "prefix_unique": True,
         "verified": "every final chat request re-encoded to its exact count",
     }

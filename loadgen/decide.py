@@ -1,22 +1,29 @@
-"""Decides what the analysis supports; the first rule that matches wins.
+"""Decides what the analysis supports, and stamps what may not be deployed on its strength.
 
-1. invalid: a run's client could not keep up. 2. capacity(class): a pool is offered more work than
-its engines have time, so no admission policy can carry it. 3. inconclusive: one round decides
-nothing, whatever its figures. Synthetic evidence is stamped and never deployable.
+A sweep follows `rule`. The demonstration has one round and a rule of its own: invalid where a
+client could not keep up; capacity where a pool is offered more work than its engines have time;
+else inconclusive, whatever its figures. Policy arms and topologies have no verdict of their own.
 Pure: no I/O, no clock.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from loadgen.record import BenchError
+from loadgen.rule import Verdict, sweep_verdict
+
 __all__ = ["decide"]
 
+Json = Mapping[str, Any]
+KEEP = "keep the baseline"
+LIMITS = ("ttft_s", "max_stall_s", "e2e_s", "attainment", "max_refused")
 
-def _invalid(analysis: Mapping[str, Any]) -> list[str]:
+
+def _invalid(analysis: Json) -> list[str]:
     return [f"{r['run_id']}: {fault}" for r in analysis["runs"] for fault in r["faults"]]
 
 
-def _overloaded(analysis: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _overloaded(analysis: Json) -> list[tuple[str, str]]:
     found = []
     for run in analysis["runs"]:
         for pool in run["pools"]:
@@ -26,7 +33,7 @@ def _overloaded(analysis: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _verdict(analysis: Mapping[str, Any]) -> tuple[str, list[str]]:
+def _demo_verdict(analysis: Json) -> tuple[str, list[str]]:
     if invalid := _invalid(analysis):
         return "invalid", invalid
     if overloaded := _overloaded(analysis):
@@ -36,15 +43,117 @@ def _verdict(analysis: Mapping[str, Any]) -> tuple[str, list[str]]:
     return "inconclusive", [f"{rounds} round: one look at one trace bounds no run-to-run spread"]
 
 
-def decide(analysis: Mapping[str, Any], analysis_sha256: str) -> dict[str, Any]:
-    """Return the verdict, its reasons and the digests it rests on."""
-    verdict, reasons = _verdict(analysis)
+def _action(verdict: Verdict) -> str:
+    if verdict.rule == 3:
+        return f"roll {verdict.named} out behind a reversible route"
+    if verdict.rule == 5:
+        return "give each class engines of its own"
+    return KEEP
+
+
+def _not_deployable(analysis: Json, verdict: Verdict) -> list[str]:
+    used = {analysis["base"], verdict.named}
+    reasons = [
+        (analysis["synthetic"], "the engines were simulated"),
+        (analysis["virtual"], "the runs took place in virtual time"),
+        (
+            bool(used & set(analysis["unverified"])),
+            "effective values are unverified: "
+            + ", ".join(u for u in analysis["unverified"] if u in used),
+        ),
+        (verdict.rule not in {3, 5}, "there is nothing to deploy"),
+    ]
+    return [said for holds, said in reasons if holds]
+
+
+def _same_contract(analysis: Json, topology: Json) -> None:
+    for name, contract in analysis["contract"].items():
+        other = topology["contract"].get(name, {})
+        for limit in LIMITS:
+            if contract.get(limit) != other.get(limit):
+                raise BenchError(
+                    f"topology: contract.{name}.{limit} is {other.get(limit)}, "
+                    f"but the sweep's is {contract.get(limit)}"
+                )
+
+
+def _contrasts(analysis: Json) -> list[str]:
+    said = []
+    for row in analysis["comparisons"]:
+        for name, primary in row["primaries"].items():
+            if "ratio" in primary:
+                mark = ", superior" if primary["superior"] else ""
+                said.append(
+                    f"{row['cell_id']} against {analysis['base']}: {name} "
+                    f"{primary['ratio'] - 1:+.1%} (Holm p {primary['p_holm']:.2g}{mark})"
+                )
+    return said
+
+
+def _stamped(analysis: Json, sha256: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    inputs = {"analysis_sha256": sha256, **analysis["inputs"]}
     return {
         "kind": "decision",
-        "verdict": verdict,
-        "action": "keep the baseline",
-        "reasons": reasons,
+        "action": KEEP,
         "synthetic": analysis["synthetic"],
         "deployable": False,
-        "inputs": {"analysis_sha256": analysis_sha256, **analysis["inputs"]},
+        **found,
+        "inputs": {**inputs, **found.get("inputs", {})},
     }
+
+
+def _sweep(analysis: Json, topology: Json | None) -> dict[str, Any]:
+    verdict = sweep_verdict(analysis, topology)
+    against = _not_deployable(analysis, verdict)
+    return {
+        "verdict": verdict.words,
+        "rule": verdict.rule,
+        "reasons": list(verdict.reasons),
+        "named": verdict.named,
+        "action": _action(verdict),
+        "deployable": not against,
+        "not_deployable": against,
+        "look": analysis["look"],
+        "smallest_gain": analysis["smallest_gain"],
+        "omitted": [*analysis["omitted"], *analysis["excluded"]],
+        "missing": analysis["missing"],
+        **verdict.more,
+    }
+
+
+def decide(
+    analysis: Json,
+    analysis_sha256: str,
+    topology: Json | None = None,
+    topology_sha256: str | None = None,
+) -> dict[str, Any]:
+    """Return the verdict, its reasons and the digests it rests on.
+
+    Args:
+        analysis: of the demonstration, a sweep, policy arms or topologies.
+        analysis_sha256: of its file.
+        topology: the analysis of topology runs, for a sweep.
+        topology_sha256: of its file.
+
+    Raises:
+        BenchError: the topology runs are of another kind or under another contract.
+    """
+    kind = analysis["plan_kind"]
+    if kind == "demo":
+        verdict, reasons = _demo_verdict(analysis)
+        return _stamped(analysis, analysis_sha256, {"verdict": verdict, "reasons": reasons})
+    if kind != "sweep":
+        found = {"verdict": "none", "reasons": _contrasts(analysis)}
+        return _stamped(analysis, analysis_sha256, found)
+    made = _sweep(analysis, _checked(analysis, topology))
+    if topology is not None:
+        made["inputs"] = {"topology_analysis_sha256": topology_sha256}
+    return _stamped(analysis, analysis_sha256, made)
+
+
+def _checked(analysis: Json, topology: Json | None) -> Json | None:
+    if topology is not None:
+        if topology.get("plan_kind") != "topology":
+            raise BenchError(f"topology: its plan is of kind {topology.get('plan_kind')}")
+        _same_contract(analysis, topology)
+    return topology

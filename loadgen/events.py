@@ -9,7 +9,7 @@ microseconds from the run's start. Pure: no I/O, no clock.
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -49,6 +49,7 @@ class Response:
     completion_tokens: int | None
     error_code: str | None
     done: bool
+    text: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,12 @@ def error_code(error: Any) -> str:
     return str(error)[:80]
 
 
+def _content(choice: Mapping[str, Any]) -> str:
+    said = choice.get("delta")
+    found = said.get("content") if isinstance(said, Mapping) else choice.get("text")
+    return found if isinstance(found, str) else ""
+
+
 def _timed_payloads(body: bytes, reads: Sequence[tuple[int, int]]) -> list[tuple[int, bytes]]:
     lengths = [length for _, length in reads]
     timed, start = [], 0
@@ -98,6 +105,7 @@ def read_events(body: bytes, reads: Sequence[tuple[int, int]]) -> Response:
         reads: for each read, its time and how long the body was after it.
     """
     times: list[int] = []
+    texts: list[str] = []
     finish = code = None
     usage: Mapping[str, Any] = {}
     done = False
@@ -112,8 +120,9 @@ def read_events(body: bytes, reads: Sequence[tuple[int, int]]) -> Response:
         if choices := event.get("choices"):
             times.append(at_us)
             finish = choices[0].get("finish_reason") or finish
+            texts.append(_content(choices[0]))
     counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return Response(tuple(times), finish, *counts, code, done)
+    return Response(tuple(times), finish, *counts, code, done, "".join(texts))
 
 
 def max_stall_us(event_us: Sequence[int]) -> int | None:
@@ -139,14 +148,14 @@ def _bad_status(status: int, headers: Mapping[bytes, bytes], body: bytes) -> Ver
     return _refusal(code or str(status), default)
 
 
-def _stream_fault(response: Response, planned_tokens: int) -> str | None:
+def _stream_fault(response: Response, planned_tokens: int | None) -> str | None:
     if response.finish_reason is None:
         return "no_finish_reason"
     if response.finish_reason not in GOOD_FINISH:
         return f"finish_{response.finish_reason}"
     if not response.done:
         return "no_done"
-    if response.completion_tokens not in {None, planned_tokens}:
+    if planned_tokens is not None and response.completion_tokens not in {None, planned_tokens}:
         return "completion_tokens"
     return None
 
@@ -157,7 +166,7 @@ def judge(
     body: bytes,
     fault: str | None,
     response: Response | None,
-    planned_tokens: int,
+    planned_tokens: int | None,
 ) -> Verdict:
     """Decide the outcome of a request that ran to its end, of whatever kind.
 
@@ -167,7 +176,7 @@ def judge(
         body: of the response.
         fault: what ended the connection early, if anything did.
         response: the stream's events, for a status of 200.
-        planned_tokens: the completion length that was asked for and forced.
+        planned_tokens: the completion length that was forced; None if none was.
     """
     if status is None:
         return Verdict(Outcome.ERROR, fault or "no_response")

@@ -1,15 +1,13 @@
-"""Sets out which runs there are, as data, before the first one starts.
+"""Sets out the demonstration's runs, as data, before the first one starts.
 
-Two plans: the demonstration's ways (one trace, the gateway's policy and topology varied on equal
-hardware, and a control without longs) and the sweep of engine settings (cells, mixes, rates and
-rounds, in an order shuffled by seed: a cell's runs share one engine start). Contracts are part of
-the plan and thereby of its digest: they are written before the runs. Pure: no I/O, no clock.
+One trace, the gateway's policy and topology varied on equal hardware, and a control without longs.
+Contracts are part of the plan and thereby of its digest: they are written before the runs.
+Pure: no I/O, no clock.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from loadgen.capacity import Demand, Pool, StepCosts, pool_utilisation
 from loadgen.record import BenchError
@@ -18,20 +16,19 @@ __all__ = [
     "CONTROL",
     "DEMO_CONTRACT",
     "DEMO_WAYS",
-    "Cell",
     "Contract",
     "Intervals",
     "Way",
     "check_intervals",
-    "default_cells",
     "demo_plan",
-    "sweep_plan",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
     """Ramp, window, drain and the client's own timeout, in seconds."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
 
     ramp_s: float
     window_s: float
@@ -70,14 +67,6 @@ class Way:
         if self.topology == "shared":
             return (Pool("shared", tuple(classes), engines),)
         return tuple(Pool(name, (name,), engines // len(classes)) for name in classes)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Engine settings under test."""
-
-    cell_id: str
-    args: Mapping[str, int]
 
 
 # Limits for the 8B-shaped model on one H200 whose step costs the simulated engine uses.
@@ -164,53 +153,4 @@ def demo_plan(
             _demo_run(way, traces[way.trace], demands, costs, sizes)
             for way in (*DEMO_WAYS, CONTROL)
         ],
-    }
-
-
-def default_cells() -> tuple[Cell, ...]:
-    """Return the baseline B0, whose arguments are captured from it, and the six candidates."""
-    grid = [(b, s) for b in (2048, 4096, 8192) for s in (16, 32)]
-    candidates = (
-        Cell(f"C{n}", {"max_num_batched_tokens": b, "max_num_seqs": s})
-        for n, (b, s) in enumerate(grid, start=1)
-    )
-    return (Cell("B0", {}), *candidates)
-
-
-def _round(
-    cells: Sequence[Cell], strata: Sequence[tuple[str, str]], number: int, rng: random.Random
-) -> list[dict[str, Any]]:
-    runs = []
-    for cell in rng.sample(cells, len(cells)):
-        for mix, rate in rng.sample(strata, len(strata)):
-            run_id = f"r{number}-{cell.cell_id}-{mix}-{rate}"
-            stratum = {"mix": mix, "rate": rate, "trace": f"{mix}-{rate}-r{number}"}
-            runs.append({"run_id": run_id, "cell_id": cell.cell_id, "repeat": number, **stratum})
-    return runs
-
-
-def sweep_plan(
-    cells: Sequence[Cell],
-    mixes: Sequence[str],
-    rates: Sequence[str],
-    rounds: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Return the sweep: in each round every cell in a fresh order, its strata shuffled inside.
-
-    The defaults of the product are seven cells, mixes short, 80-20 and 50-50, rates low and near
-    and three rounds: 126 runs on 21 engine starts.
-    """
-    rng = random.Random(f"sluicegate-plan-1:{seed}")
-    strata = [(mix, rate) for mix in mixes for rate in rates]
-    runs = [run for n in range(rounds) for run in _round(cells, strata, n + 1, rng)]
-    return {
-        "kind": "sweep",
-        "seed": seed,
-        "rounds": rounds,
-        "cells": [{"cell_id": c.cell_id, "args": dict(c.args)} for c in cells],
-        "mixes": list(mixes),
-        "rates": list(rates),
-        "engine_starts": rounds * len(cells),
-        "runs": runs,
     }

@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from loadgen.gpu import gpu_names
+
 __all__ = ["Sample", "engine_row", "gateway_row", "hardware_id", "parse_metrics", "probe_until"]
 
 LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
@@ -27,6 +29,11 @@ ENGINE_GAUGES = {
     "vllm:prompt_tokens_total": "prompt_tokens_total",
     "vllm:generation_tokens_total": "generation_tokens_total",
     "vllm:prefix_cache_hits_total": "prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total": "prefix_cache_queries_total",
+    "vllm:request_queue_time_seconds_sum": "queue_time_s_sum",
+    "vllm:request_queue_time_seconds_count": "queue_time_s_count",
+    "vllm:request_prefill_time_seconds_sum": "prefill_time_s_sum",
+    "vllm:request_prefill_time_seconds_count": "prefill_time_s_count",
     "process_start_time_seconds": "process_start_time_seconds",
 }
 SCRAPE_TIMEOUT_S = 0.9
@@ -92,8 +99,9 @@ async def probe_until(
     admin_url: str | None,
     engines: Sequence[str],
     emit: Callable[[Row], None],
+    interval_s: float = 1.0,
 ) -> None:
-    """Scrape every second until stopped, and once more then.
+    """Scrape every interval until stopped, and once more then.
 
     Rows bear `at_ns` on the monotonic clock; the caller turns it into seconds of the run.
     """
@@ -102,7 +110,7 @@ async def probe_until(
         last = False
         while not last:
             last = stop.is_set()
-            due_s = time.monotonic() + 1.0
+            due_s = time.monotonic() + interval_s
             for label, url, reader in targets:
                 emit({**label, "at_ns": time.monotonic_ns(), **await _scrape(client, url, reader)})
             if not last:
@@ -124,6 +132,8 @@ def _cpu_model() -> str:
 
 
 def hardware_id() -> str:
-    """Name the CPU model and the cores this process may use."""
+    """Name the CPU model, the cores this process may use, and the GPUs if there are any."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_cpu_model()}, {cores} cores, {platform.system()}"
+    gpus = gpu_names()
+    own = f"{_cpu_model()}, {cores} cores, {platform.system()}"
+    return own if gpus is None else f"{gpus}; {own}"

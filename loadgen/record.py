@@ -25,6 +25,8 @@ __all__ = [
     "canonical",
     "decode_requests",
     "digest",
+    "encode_lines",
+    "encode_record",
     "encode_requests",
     "nine_digits",
     "strict_json",
@@ -62,8 +64,9 @@ class Prompt:
     size_class: str
     prompt_tokens: int
     output_tokens: int
-    text: str
+    text: str = field(repr=False)
     sha256: str
+    validator: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +161,20 @@ def strict_json(data: bytes, name: str) -> Any:
         raise BenchError(f"{name}: not valid JSON ({error})") from error
 
 
-def _line(record: RequestRecord) -> bytes:
+def encode_record(record: RequestRecord) -> bytes:
+    """Encode one request's line."""
     values = {f.name: getattr(record, f.name) for f in fields(record)}
     return canonical({k: v for k, v in values.items() if v is not None})
 
 
 def encode_requests(header: Mapping[str, Any], records: Iterable[RequestRecord]) -> bytes:
     """Encode a run's requests: a first line that names the inputs, then one line per request."""
-    return canonical({"kind": "requests", **header}) + b"".join(_line(r) for r in records)
+    return encode_lines(header, map(encode_record, records))
+
+
+def encode_lines(header: Mapping[str, Any], lines: Iterable[bytes]) -> bytes:
+    """Put the header before lines that are encoded already, as `encode_requests` does."""
+    return canonical({"kind": "requests", **header}) + b"".join(lines)
 
 
 def _record(line: bytes, name: str, number: int) -> RequestRecord:

@@ -1,99 +1,135 @@
 """Recomputes analysis, decision and report of a results folder from its records alone.
 
 Every file names the digests of its inputs; reading follows those names and refuses a file that
-is not the one that was named.
+is not the one that was named. A sweep may be analysed while it runs: what is missing is listed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.analyse import analyse, analyse_run
+from loadgen.analyse import analyse, unit_of
 from loadgen.decide import decide
-from loadgen.files import file_digest, read_bytes, read_json, write_json
-from loadgen.record import BenchError, canonical, decode_requests, digest, strict_json
+from loadgen.facts import RunFacts
+from loadgen.files import file_digest, read_bytes, read_json, write_bytes, write_json
+from loadgen.record import BenchError, canonical, digest, strict_json
 from loadgen.report_file import report_page
-from loadgen.trace import decode_trace
+from loadgen.run_folder import Folder, named, trace_path
+from loadgen.sweep_analysis import Absent, analyse_sweep
 
-__all__ = ["analyse_folder", "conclude", "trace_path", "verify_folder"]
+__all__ = [
+    "TOPOLOGY_FILE",
+    "analyse_folder",
+    "analyse_one",
+    "conclude",
+    "decide_folder",
+    "trace_path",
+    "verify_folder",
+]
 
 Json = dict[str, Any]
+TOPOLOGY_FILE = "topology-analysis.json"
 
 
-def trace_path(folder: Path, name: str) -> Path:
-    """Return where the trace of this name lies."""
-    return folder / f"trace-{name}.jsonl"
+def _open(folder: Path) -> Folder:
+    plan, plan_sha256 = read_json(folder / "plan.json"), file_digest(folder / "plan.json")
+    named("corpus.jsonl", file_digest(folder / "corpus.jsonl"), plan["corpus_sha256"])
+    found = Folder(folder, plan, plan_sha256)
+    found.check_manifests()
+    return found
 
 
-def _named(what: str, found: str, named: str) -> None:
-    if found != named:
-        raise BenchError(f"{what}: its sha256 is {found[:16]}, but {named[:16]} is named for it")
+def _demo(found: Folder) -> Json:
+    runs = {r["run_id"]: found.inputs(r) for r in found.plan["runs"]}
+    inputs: Json = {"plan_sha256": found.plan_sha256, "runs": runs}
+    predictions = found.path / "predictions.json"
+    if predictions.is_file():
+        inputs["predictions_sha256"] = file_digest(predictions)
+    analysis = analyse(
+        found.plan, inputs, [found.reduced(r, runs[r["run_id"]]).row for r in found.plan["runs"]]
+    )
+    if predictions.is_file():
+        analysis["predictions"] = read_json(predictions)["ways"]
+    return analysis
 
 
-def _rows(path: Path, config_sha256: str) -> list[Json]:
-    rows = [
-        strict_json(line, f"{path} line {n}")
-        for n, line in enumerate(read_bytes(path).splitlines(), start=1)
-    ]
-    if not rows or rows[0].get("kind") != "samples":
-        raise BenchError(f"{path} line 1: not the header of a samples file")
-    _named(f"{path}: config.json", config_sha256, rows[0]["config_sha256"])
-    return rows[1:]
-
-
-def _run_inputs(folder: Path, run: Mapping[str, Any], plan_sha256: str) -> Json:
-    own = folder / "runs" / run["run_id"]
-    config = read_json(own / "config.json")
-    _named(f"{own}/config.json: plan.json", plan_sha256, config["plan_sha256"])
-    _named(f"{own}/config.json: trace", run["trace_sha256"], config["trace_sha256"])
-    return {
-        f"{name.split('.')[0]}_sha256": file_digest(own / name)
-        for name in ("config.json", "requests.jsonl", "samples.jsonl")
+def _sweep(found: Folder) -> Json:
+    runs: list[RunFacts] = []
+    digests: Json = {}
+    attempts: list[Json] = []
+    excluded: dict[str, str] = {}
+    for run in found.plan["runs"]:
+        attempts += found.attempts(run)
+        if (why := found.incompatible(run)) is not None:
+            excluded[unit_of(run, found.plan["kind"])] = why
+        elif found.whole(run):
+            digests[run["run_id"]] = found.inputs(run)
+            runs.append(found.reduced(run, digests[run["run_id"]]))
+    inputs = {
+        "plan_sha256": found.plan_sha256,
+        "corpus_sha256": found.plan["corpus_sha256"],
+        "runs": digests,
     }
-
-
-def _analysed_run(
-    folder: Path, run: Mapping[str, Any], plan: Mapping[str, Any], config_sha256: str
-) -> Json:
-    own = folder / "runs" / run["run_id"]
-    path = own / "requests.jsonl"
-    header, records = decode_requests(read_bytes(path), str(path))
-    _named(f"{path}: config.json", config_sha256, header["config_sha256"])
-    trace = trace_path(folder, run["trace"])
-    data = read_bytes(trace)
-    _named(str(trace), digest(data), run["trace_sha256"])
-    planned = len(decode_trace(data, str(trace)))
-    return analyse_run(run, plan, planned, records, _rows(own / "samples.jsonl", config_sha256))
+    return analyse_sweep(found.plan, inputs, runs, Absent(attempts, excluded))
 
 
 def analyse_folder(folder: Path) -> Json:
     """Return the analysis of a folder, recomputed from plan, traces and records.
 
     Raises:
-        BenchError: a file is missing, malformed, or not the one that was named.
+        BenchError: a file is malformed, or not the one that was named; or, in a demonstration,
+            missing. What a sweep lacks is listed in its analysis.
     """
-    plan, plan_sha256 = read_json(folder / "plan.json"), file_digest(folder / "plan.json")
-    _named("corpus.jsonl", file_digest(folder / "corpus.jsonl"), plan["corpus_sha256"])
-    runs = {r["run_id"]: _run_inputs(folder, r, plan_sha256) for r in plan["runs"]}
-    inputs: Json = {"plan_sha256": plan_sha256, "runs": runs}
-    predictions = folder / "predictions.json"
-    if predictions.is_file():
-        inputs["predictions_sha256"] = file_digest(predictions)
-    analysed = [
-        _analysed_run(folder, r, plan, runs[r["run_id"]]["config_sha256"]) for r in plan["runs"]
-    ]
-    analysis = analyse(plan, inputs, analysed)
-    if predictions.is_file():
-        analysis["predictions"] = read_json(predictions)["ways"]
-    return analysis
+    found = _open(folder)
+    return _demo(found) if found.plan["kind"] == "demo" else _sweep(found)
+
+
+def analyse_one(folder: Path, run_id: str) -> Json:
+    """Return what one run of the folder showed.
+
+    Raises:
+        BenchError: the plan has no such run, or its records are missing or malformed.
+    """
+    found = _open(folder)
+    run = next((r for r in found.plan["runs"] if r["run_id"] == run_id), None)
+    if run is None:
+        raise BenchError(f"{folder}/plan.json: no run is named {run_id}")
+    return found.reduced(run, found.inputs(run)).row
+
+
+def _decided(folder: Path, analysis: Json, sha256: str) -> Json:
+    path = folder / TOPOLOGY_FILE
+    if not path.is_file():
+        return decide(analysis, sha256)
+    return decide(analysis, sha256, read_json(path), file_digest(path))
+
+
+def decide_folder(folder: Path, topology: Path | None = None) -> Json:
+    """Write `decision.json` from `analysis.json`, and return it as it was written.
+
+    Args:
+        folder: with the analysis.
+        topology: a folder of topology runs; its analysis is kept beside the sweep's own, so that
+            the decision can be verified from one folder.
+
+    Raises:
+        BenchError: an analysis is missing, or the two are under different contracts.
+    """
+    path = folder / "analysis.json"
+    if topology is not None:
+        data = read_bytes(topology / "analysis.json")
+        own, other = read_json(path), strict_json(data, str(topology / "analysis.json"))
+        decide(own, file_digest(path), other, digest(data))  # refused before anything is kept
+        write_bytes(folder / TOPOLOGY_FILE, data)
+    decision = _decided(folder, read_json(path), file_digest(path))
+    write_json(folder / "decision.json", decision)
+    return read_json(folder / "decision.json")
 
 
 def conclude(folder: Path) -> tuple[Json, Json]:
     """Write `analysis.json` and `decision.json`; returns both as they were written."""
-    analysis = analyse_folder(folder)
-    sha256 = write_json(folder / "analysis.json", analysis)
-    write_json(folder / "decision.json", decide(analysis, sha256))
-    return read_json(folder / "analysis.json"), read_json(folder / "decision.json")
+    write_json(folder / "analysis.json", analyse_folder(folder))
+    return read_json(folder / "analysis.json"), decide_folder(folder)
 
 
 def _differences(name: str, found: Any, made: Any) -> Iterator[str]:
@@ -112,22 +148,28 @@ def _both_lists(found: Any, made: Any) -> bool:
     return both and not isinstance(found, str) and len(found) == len(made)
 
 
+def _compared(path: Path, data: bytes) -> list[str]:
+    """Say where a file differs from the bytes that were recomputed for it."""
+    name = path.name.split(".", maxsplit=1)[0]
+    recorded, made = read_json(path), strict_json(data, name)
+    if different := list(_differences(name, recorded, made)):
+        return different
+    return [] if read_bytes(path) == data else [f"{path.name}: same values, other bytes"]
+
+
 def verify_folder(folder: Path) -> list[str]:
     """Return where recorded and recomputed analysis, decision or report differ; [] if nowhere."""
     try:
-        analysis = analyse_folder(folder)
-        recorded = read_json(folder / "analysis.json")
-        decision = read_json(folder / "decision.json")
+        data = canonical(analyse_folder(folder))
+        made = strict_json(data, "analysis")
+        decision = canonical(_decided(folder, made, digest(data)))
+        return [
+            *_compared(folder / "analysis.json", data),
+            *_compared(folder / "decision.json", decision),
+            *_report_differences(folder, made, strict_json(decision, "decision")),
+        ]
     except (BenchError, KeyError) as error:
         return [str(error)]
-    data = canonical(analysis)
-    made = strict_json(data, "analysis")
-    expected = strict_json(canonical(decide(made, digest(data))), "decision")
-    return [
-        *_differences("analysis", recorded, made),
-        *_differences("decision", decision, expected),
-        *_report_differences(folder, made, expected),
-    ]
 
 
 def _report_differences(folder: Path, analysis: Json, decision: Json) -> list[str]:

@@ -15,9 +15,11 @@ from typing import Any
 import orjson
 
 from loadgen.files import write_bytes
+from loadgen.gpu import watching_gpus
 from loadgen.probe import probe_until
 from loadgen.record import BenchError, RunConfig, canonical, strict_json
 from loadgen.replay import Job
+from loadgen.tether import tethered
 
 __all__ = ["Watch", "carry_out", "write_config"]
 
@@ -42,10 +44,9 @@ async def _follow(process: asyncio.subprocess.Process, watch: Watch) -> Row:
 
 
 async def _replay(job: Job, watch: Watch) -> None:
+    # Killed with this process: what it would still write belongs to a run that nobody finishes.
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "loadgen.replay",
+        *tethered([sys.executable, "-m", "loadgen.replay"], signal.SIGKILL),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
@@ -75,7 +76,7 @@ def _samples(job: Job, rows: Sequence[Row]) -> bytes:
             continue
         own = {k: v for k, v in row.items() if k not in {"kind", "at_ns"}}
         if "at_ns" in row:
-            own["t_s"] = round((row["at_ns"] - t0_ns) / 1e9, 3)
+            own["t_s"] = round((row["at_ns"] - t0_ns) / 1e9 * job.time_scale, 3)
         lines.append(own)
     return b"".join(canonical(line) for line in lines)
 
@@ -103,9 +104,11 @@ async def carry_out(
 
     stop, failed = asyncio.Event(), None
     async with asyncio.TaskGroup() as group:
-        group.create_task(probe_until(stop, admin_url, engines, keep))
+        interval_s = 1.0 / job.time_scale
+        group.create_task(probe_until(stop, admin_url, engines, keep, interval_s))
         try:
-            await _replay(job, keep)
+            async with watching_gpus(keep):
+                await _replay(job, keep)
         except BenchError as error:
             failed = error  # leaving the group with it would wrap it in an ExceptionGroup
         finally:

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from loadgen.engine.textmodel import TextModel
-from loadgen.files import file_digest, read_json, tree_digest
+from loadgen.files import file_digest, read_json
+from loadgen.identity import EXTERNAL_IDENTITY, cost_path, engine_identity
 from loadgen.probe import hardware_id
 from loadgen.record import RunConfig
 from loadgen.replay import Job
@@ -26,27 +26,8 @@ __all__ = [
 ]
 
 Json = Mapping[str, Any]
-EXTERNAL_IDENTITY = dict.fromkeys(
-    ("image_digest", "model_revision", "tokenizer_revision"), "unverified: external server"
-)
 # Shows one run as it goes: given number, run and seconds at most, it yields what takes the rows.
 Show = Callable[[int, Json, float], contextlib.AbstractContextManager[Watch]]
-
-
-def cost_path() -> Path:
-    """Return the step costs that the simulated engine uses unless told otherwise."""
-    return Path(__file__).parent / "engine" / "data" / "cost-h200-graph.json"
-
-
-def engine_identity(model: TextModel) -> dict[str, str]:
-    """Return what stands for image, model and tokenizer where engines are simulated."""
-    return {
-        "image_digest": tree_digest(
-            Path(__file__).parent / "engine", ("*.py", "*.json", "*.jinja")
-        ),
-        "model_revision": file_digest(cost_path()),
-        "tokenizer_revision": file_digest(model.tokenizer_path),
-    }
 
 
 def run_config(

@@ -3,14 +3,15 @@
 The scheduler and the step cost are the ones the simulated engine serves with; the policy is
 handed in, because the load generator never imports the gateway. One engine iteration at a time:
 it is scheduled, takes what the cost model says, and its tokens reach the policy and the caller
-``back_s`` later. A dispatch reaches the engine after ``to_engine_s``.
+``back_s`` later. A dispatch reaches the engine after ``to_engine_s``. A caller that has waited for
+its ``timeout_s`` leaves: what runs is aborted, what is dispatched later is given back at once.
 
 Times are seconds on the arrivals' clock. Pure: no I/O, no clock.
 """
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from loadgen.engine.cost import StepCost
@@ -23,6 +24,7 @@ __all__ = [
     "Policy",
     "SimArrival",
     "SimResult",
+    "Watch",
     "simulate",
 ]
 
@@ -81,9 +83,16 @@ class SimResult:
     first_s: float | None = None
     last_s: float | None = None
     max_stall_s: float = 0.0
-    tokens: int = 0
+    events_s: list[float] = field(default_factory=list)
     done: bool = False
     refused: str | None = None
+    refused_s: float | None = None
+    timed_out: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens that reached the caller."""
+        return len(self.events_s)
 
     @property
     def ttft_s(self) -> float | None:
@@ -102,6 +111,14 @@ class Delays:
     to_engine_s: float = 0.002
     back_s: float = 0.001
     per_prompt_token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How long callers wait, and who looks at the engines every second until all is over."""
+
+    timeout_s: float | None = None
+    second: Callable[[float, Sequence[Scheduler]], None] | None = None
 
 
 class PassThrough:
@@ -164,10 +181,13 @@ class _Run:
         policy: Policy,
         engines: Sequence[_Engine],
         delays: Delays,
+        watch: Watch,
     ) -> None:
         self.policy = policy
         self.engines = engines
         self.delays = delays
+        self.watch = watch
+        self.open = 0
         self.results: dict[int, SimResult] = {}
         self.heap: list[tuple[float, int, Callable[[float], None]]] = []
         self.order = 0
@@ -193,18 +213,49 @@ class _Run:
         self.wake_at = None
         self.perform(self.policy.tick(now), now)
 
+    def plan(self, arrivals: Sequence[SimArrival]) -> None:
+        self.open = len(arrivals)
+        for arrival in arrivals:
+            self.at(arrival.at_s, self.arrive(arrival))
+        if self.watch.second is not None:
+            self.at(0.0, self.look)
+
+    def look(self, now: float) -> None:
+        if self.watch.second is not None:
+            self.watch.second(now, [engine.scheduler for engine in self.engines])
+            if self.open:
+                self.at(now + 1.0, self.look)
+
     def arrive(self, arrival: SimArrival) -> Callable[[float], None]:
         def offer(now: float) -> None:
-            self.results[arrival.seq] = SimResult(arrival)
+            result = self.results[arrival.seq] = SimResult(arrival)
             self.perform(self.policy.offer(arrival, now), now)
+            if self.watch.timeout_s is not None and result.refused is None:
+                self.at(arrival.at_s + self.watch.timeout_s, lambda t: self.leave(result, t))
 
         return offer
+
+    def leave(self, result: SimResult, now: float) -> None:
+        if result.done or result.refused is not None:
+            return
+        result.timed_out = True
+        self.open -= 1
+        if result.engine is not None:
+            seq = result.arrival.seq
+            self.engines[result.engine].scheduler.abort(seq)
+            self.perform(self.policy.finished(seq, now, result.tokens), now)
+            self.step(result.engine, now)  # what it held may be what another waits for
 
     def perform(self, actions: Sequence[Action], now: float) -> None:
         for action in actions:
             result = self.results[action.seq]
             if action.engine is None:
-                result.refused = action.refused
+                if not result.timed_out:
+                    result.refused, result.refused_s = action.refused, now
+                    self.open -= 1
+                continue
+            if result.timed_out:
+                self.perform(self.policy.finished(action.seq, now, 0), now)
                 continue
             result.sent_s, result.engine = now, action.engine
             way_s = self.delays.to_engine_s
@@ -213,6 +264,8 @@ class _Run:
 
     def deliver(self, result: SimResult, index: int, priority: int) -> Callable[[float], None]:
         def enter(now: float) -> None:
+            if result.timed_out:
+                return
             a = result.arrival
             engine = self.engines[index]
             engine.scheduler.add(a.seq, a.prompt_tokens, a.output_tokens, priority, now)
@@ -241,17 +294,20 @@ class _Run:
 
     def emit(self, seq: int, finished: bool, now: float) -> None:
         result = self.results[seq]
-        result.tokens += 1
+        if result.timed_out:
+            return
         first = result.first_s is None
-        if result.last_s is not None:
-            result.max_stall_s = max(result.max_stall_s, now - result.last_s)
+        if result.last_s is not None and now - result.last_s > result.max_stall_s:
+            result.max_stall_s = now - result.last_s
         result.last_s = now
+        result.events_s.append(now)
         if first:
             result.first_s = now
             if result.arrival.streamed:
                 self.perform(self.policy.first_event(seq, now), now)
         if finished:
             result.done = True
+            self.open -= 1
             self.perform(self.policy.finished(seq, now, result.tokens), now)
 
 
@@ -261,13 +317,13 @@ def simulate(
     configs: Sequence[SchedulerConfig],
     cost: StepCost,
     delays: Delays | None = None,
+    watch: Watch | None = None,
 ) -> list[SimResult]:
     """Play the arrivals through the policy at engines of these configurations, to the end.
 
     Returns one result per arrival, in arrival order.
     """
-    run = _Run(policy, [_Engine(c, cost) for c in configs], delays or Delays())
-    for arrival in arrivals:
-        run.at(arrival.at_s, run.arrive(arrival))
+    run = _Run(policy, [_Engine(c, cost) for c in configs], delays or Delays(), watch or Watch())
+    run.plan(arrivals)
     run.run()
     return [run.results[a.seq] for a in arrivals]

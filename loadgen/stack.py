@@ -5,15 +5,16 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from loadgen.record import SERVICE_CLASS, BenchError, strict_json
+from loadgen.tether import tethered
 
-__all__ = ["Endpoint", "endpoint_from", "keys_by_class", "stack"]
+__all__ = ["Endpoint", "endpoint_from", "keys_by_class", "log_tail", "stack", "stop_process"]
 
 # Above what `up` itself allows two engines and the gateway, to start and to stop: only `up` knows
 # them all, and engines, in sessions of their own, would outlive it if it were killed first.
@@ -34,6 +35,7 @@ class Endpoint:
     keys: Mapping[str, str] = field(repr=False)
     told: Mapping[str, Any]
     config: Path | None = None
+    admin_token: str | None = field(default=None, repr=False)
 
 
 def endpoint_from(line: bytes) -> Endpoint:
@@ -52,6 +54,7 @@ def endpoint_from(line: bytes) -> Endpoint:
             told["keys"],
             {k: v for k, v in told.items() if k not in UNTOLD},
             Path(told["config"]) if "config" in told else None,
+            told.get("admin_token"),
         )
     except (KeyError, TypeError) as error:
         raise BenchError(f"gateway up --json: field {error} is missing") from error
@@ -64,12 +67,14 @@ def keys_by_class(keys: Mapping[str, str], classes: tuple[str, ...]) -> dict[str
     return {name: key for name, key in chosen.items() if key is not None}
 
 
-def _tail(log: Path) -> str:
+def log_tail(log: Path) -> str:
+    """Return the last lines of a log, for an error message."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     return "\n".join(lines[-15:])
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def stop_process(process: asyncio.subprocess.Process) -> None:
+    """End a process by SIGTERM, by SIGKILL if it takes too long, and its group with it."""
     if process.returncode is None:
         process.terminate()
         try:
@@ -89,21 +94,31 @@ def _open_log(run_dir: Path) -> tuple[Path, BinaryIO]:
 
 
 @asynccontextmanager
-async def stack(admission: str, topology: str, run_dir: Path) -> AsyncIterator[Endpoint]:
-    """Run gateway and engines for one run; everything is stopped on the way out.
+async def stack(
+    admission: str,
+    topology: str,
+    run_dir: Path,
+    time_scale: float = 1.0,
+    more: Sequence[str] = (),
+) -> AsyncIterator[Endpoint]:
+    """Run a gateway and its engines; everything is stopped on the way out.
+
+    Args:
+        admission: off, observe or enforce.
+        topology: shared or isolated.
+        run_dir: takes configuration and logs.
+        time_scale: how much faster than real time the engines' clock goes.
+        more: further flags of `up`, such as engines that run already.
 
     Raises:
         BenchError: it did not come up in time; the message ends with its log.
     """
     args = ["up", "--json", "--admission", admission, "--topology", topology]
-    args += ["--time-scale", "1", "--run-dir", str(run_dir)]
+    args += ["--time-scale", f"{time_scale:g}", "--run-dir", str(run_dir), *more]
     log, errors = _open_log(run_dir)
     with errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "gateway",
-            *args,
+            *tethered([sys.executable, "-m", "gateway", *args]),
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
@@ -111,7 +126,7 @@ async def stack(admission: str, topology: str, run_dir: Path) -> AsyncIterator[E
     try:
         yield await _ready(process, log)
     finally:
-        await asyncio.shield(_stop(process))
+        await asyncio.shield(stop_process(process))
 
 
 async def _ready(process: asyncio.subprocess.Process, log: Path) -> Endpoint:
@@ -119,7 +134,7 @@ async def _ready(process: asyncio.subprocess.Process, log: Path) -> Endpoint:
     try:
         line = await asyncio.wait_for(process.stdout.readline(), READY_S)
     except TimeoutError as error:
-        raise BenchError(f"gateway up: not ready after {READY_S:.0f} s\n{_tail(log)}") from error
+        raise BenchError(f"gateway up: not ready after {READY_S:.0f} s\n{log_tail(log)}") from error
     if not line:
-        raise BenchError(f"gateway up: ended before it was ready\n{_tail(log)}")
+        raise BenchError(f"gateway up: ended before it was ready\n{log_tail(log)}")
     return endpoint_from(line)

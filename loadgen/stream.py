@@ -5,13 +5,15 @@ lets httptools find the body. Of every read it keeps the time and how long the b
 the body itself; events are cut out after the run. The request's first byte is handed to the
 kernel by the call that stamps it. Connections are opened before they are needed; one that idled
 is not reused beyond two seconds, well under the five after which engines close theirs. Nothing is
-ever retried: an error is a result.
+ever retried: an error is a result. A pool that has as many connections open as it may says so, and
+the request is not sent.
 """
 
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -23,7 +25,6 @@ from loadgen.record import BenchError
 __all__ = ["Pool", "request_bytes"]
 
 MAX_IDLE_NS = 2_000_000_000
-
 
 OnDone = Callable[[Capture], None]
 
@@ -147,15 +148,17 @@ class Pool:
     Args:
         url: `http://host:port`.
         spare: how many idle connections to hold ready.
+        max_open: how many connections may be open or opening, the idle ones included.
     """
 
-    def __init__(self, url: str, spare: int = 8) -> None:
+    def __init__(self, url: str, spare: int = 8, max_open: int = 1 << 30) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise BenchError(f"url {url!r}: the measuring client speaks http://host:port only")
         self._address = parts.hostname, parts.port or 80
-        self._spare = spare
-        self._idle: list[_Connection] = []
+        self._spare, self._max_open = spare, max_open
+        self._resolved: tuple[Any, ...] | None = None
+        self._idle: deque[_Connection] = deque()  # the longest idle first
         self._busy: dict[int, _Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancelled: set[int] = set()
@@ -166,8 +169,10 @@ class Pool:
 
     async def _open(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        infos = await loop.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
-        family, kind, proto, _, address = infos[0]
+        if self._resolved is None:  # once: a look-up per connection would delay requests
+            infos = await loop.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
+            self._resolved = infos[0]
+        family, kind, proto, _, address = self._resolved
         sock = socket.socket(family, kind, proto)
         try:
             sock.setblocking(False)
@@ -187,7 +192,24 @@ class Pool:
         """
         self._drop_stale()
         for _ in range(self._spare - len(self._idle)):
-            self._idle.insert(0, await self._open())
+            if self._open_count() >= self._max_open:
+                break
+            self.give_back(await self._open())
+
+    def _open_count(self) -> int:
+        return len(self._idle) + len(self._busy) + len(self._tasks)
+
+    @property
+    def short(self) -> bool:
+        """Whether fewer idle connections are ready than should be."""
+        self._drop_stale()
+        return len(self._idle) < self._spare
+
+    @property
+    def full(self) -> bool:
+        """Whether a request now would need a connection more than may be open."""
+        self._drop_stale()
+        return not self._idle and self._open_count() >= self._max_open
 
     def send(self, capture: Capture, payload: bytes, on_done: OnDone) -> None:
         """Send now on an open connection, or as soon as a new one is open."""
@@ -242,9 +264,8 @@ class Pool:
 
     def _drop_stale(self) -> None:
         oldest_ns = time.monotonic_ns() - MAX_IDLE_NS
-        for connection in [c for c in self._idle if c.idle_since_ns < oldest_ns]:
-            self._idle.remove(connection)
-            connection.abort()
+        while self._idle and self._idle[0].idle_since_ns < oldest_ns:
+            self._idle.popleft().abort()
 
     async def close(self) -> None:
         """Close every connection and wait until the loop has let go of them."""
@@ -256,7 +277,7 @@ class Pool:
         await asyncio.sleep(0)
 
 
-def request_bytes(host: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+def request_bytes(host: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """Build the whole HTTP request ahead of time."""
     own = {"Host": host, "Content-Type": "application/json", "Content-Length": str(len(body))}
     lines = [f"POST {path} HTTP/1.1", *(f"{k}: {v}" for k, v in {**own, **headers}.items())]

@@ -1,39 +1,34 @@
-"""Draws open-loop arrivals once, from a seed, before anything runs.
+"""Turns drawn arrivals into a trace file and back: which prompt each request takes.
 
-`poisson-stratified`: in every block the number of arrivals and of each class is exact, the times
-uniform in the block, the order of the classes shuffled. A block is 10 s, or the whole interval
-where that is no multiple of 10 s; ramp and window each begin one. Bursts longer than a block are
-thereby removed, on purpose: without it the luck of a trace dominates what is compared.
-`poisson` and `constant` stand beside it. Offsets are integer microseconds from the run's start.
-The encoding is a superset of Mooncake's JSONL; `extra.offset_us` is canonical.
-Pure: no I/O, no clock.
+The encoding is a superset of Mooncake's JSONL, so that its tools can replay it;
+`extra.offset_us`, whole microseconds from the run's start, is canonical and `timestamp` the same
+in milliseconds. Pure: no I/O, no clock.
 """
 
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from loadgen.arrivals import BLOCK_S, GENERATOR, KINDS, TraceSpec, change_of, draw
 from loadgen.record import BenchError, Prompt, canonical, digest, strict_json
 
 __all__ = [
     "KINDS",
     "Arrival",
     "TraceSpec",
+    "assign",
     "build_trace",
     "class_counts",
     "decode_trace",
     "draw",
     "encode_trace",
+    "keep_classes",
+    "recorded_manifest",
     "shorts_only",
     "trace_manifest",
 ]
-
-GENERATOR = "sluicegate-trace-1"
-BLOCK_S = 10.0
-KINDS = ("poisson-stratified", "poisson", "constant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,90 +43,6 @@ class Arrival:
     prompt_sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSpec:
-    """What to draw. `mix` gives each class its share by count; the shares sum to one."""
-
-    kind: str
-    seed: int
-    rate_per_s: float
-    mix: tuple[tuple[str, float], ...]
-    ramp_s: float
-    window_s: float
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be drawn."""
-        if self.kind not in KINDS:
-            raise BenchError(f"trace kind {self.kind!r}: expected one of {', '.join(KINDS)}")
-        if abs(sum(share for _, share in self.mix) - 1.0) > 1e-9:
-            raise BenchError(f"trace mix {dict(self.mix)}: the shares must sum to 1")
-        if self.rate_per_s <= 0 or self.window_s <= 0 or self.ramp_s < 0:
-            raise BenchError("trace: rate and window must be positive, the ramp not negative")
-
-
-Drawn = list[tuple[int, str]]
-
-
-def _blocks(start_s: float, length_s: float) -> list[tuple[float, float]]:
-    count = round(length_s / BLOCK_S)
-    if count == 0 or abs(count * BLOCK_S - length_s) > 1e-9:
-        return [(start_s, length_s)] if length_s > 0 else []
-    return [(start_s + n * BLOCK_S, BLOCK_S) for n in range(count)]
-
-
-def _class_totals(total: int, mix: Sequence[tuple[str, float]]) -> list[int]:
-    """Split a count by share so that the parts sum to it exactly: round the running sum."""
-    shares = [sum(share for _, share in mix[: n + 1]) for n in range(len(mix))]
-    edges = [0, *(round(total * s) for s in shares[:-1]), total]
-    return [high - low for low, high in pairwise(edges)]
-
-
-def _stratified_interval(
-    spec: TraceSpec, start_s: float, length_s: float, rng: random.Random
-) -> Drawn:
-    drawn: Drawn = []
-    given = [0] * len(spec.mix)
-    for block_start_s, block_s in _blocks(start_s, length_s):
-        due = round(spec.rate_per_s * (block_start_s + block_s - start_s))
-        counts = [t - g for t, g in zip(_class_totals(due, spec.mix), given, strict=True)]
-        given = [g + c for g, c in zip(given, counts, strict=True)]
-        names = [n for (n, _), c in zip(spec.mix, counts, strict=True) for _ in range(c)]
-        rng.shuffle(names)
-        low, high = round(block_start_s * 1e6), round((block_start_s + block_s) * 1e6)
-        drawn += zip(sorted(rng.randrange(low, high) for _ in names), names, strict=True)
-    return drawn
-
-
-def _any_class(spec: TraceSpec, rng: random.Random) -> str:
-    names = [name for name, _ in spec.mix]
-    return rng.choices(names, weights=[share for _, share in spec.mix])[0]
-
-
-def _poisson(spec: TraceSpec, rng: random.Random) -> Drawn:
-    drawn: Drawn = []
-    at_s, end_s = rng.expovariate(spec.rate_per_s), spec.ramp_s + spec.window_s
-    while at_s < end_s:
-        drawn.append((int(at_s * 1e6), _any_class(spec, rng)))
-        at_s += rng.expovariate(spec.rate_per_s)
-    return drawn
-
-
-def _constant(spec: TraceSpec, rng: random.Random) -> Drawn:
-    count = round((spec.ramp_s + spec.window_s) * spec.rate_per_s)
-    return [(int(n / spec.rate_per_s * 1e6), _any_class(spec, rng)) for n in range(count)]
-
-
-def draw(spec: TraceSpec) -> Drawn:
-    """Return (offset in microseconds, class) in time order; the same spec, the same draw."""
-    rng = random.Random(f"{GENERATOR}:{spec.kind}:{spec.seed}")
-    if spec.kind == "poisson":
-        return _poisson(spec, rng)
-    if spec.kind == "constant":
-        return _constant(spec, rng)
-    ramp = _stratified_interval(spec, 0.0, spec.ramp_s, rng)
-    return ramp + _stratified_interval(spec, spec.ramp_s, spec.window_s, rng)
-
-
 def class_counts(spec: TraceSpec) -> dict[str, int]:
     """Return how many prompts of each class the trace needs."""
     counts = Counter(name for _, name in draw(spec))
@@ -144,17 +55,28 @@ def build_trace(spec: TraceSpec, prompts: Mapping[str, Sequence[Prompt]]) -> tup
     Raises:
         BenchError: the corpus has too few prompts of a class.
     """
-    used: Counter[str] = Counter()
-    arrivals = []
-    for seq, (offset_us, name) in enumerate(draw(spec)):
-        own = prompts.get(name, ())
-        if used[name] >= len(own):
+    return assign(draw(spec), prompts)
+
+
+def assign(
+    drawn: Sequence[tuple[int, str]], prompts: Mapping[str, Sequence[Prompt]]
+) -> tuple[Arrival, ...]:
+    """Give each (offset in microseconds, class) the next unused prompt of its class.
+
+    Raises:
+        BenchError: there are too few prompts of a class.
+    """
+    needed = Counter(name for _, name in drawn)
+    for name, count in needed.items():
+        if count > len(prompts.get(name, ())):
             raise BenchError(
-                f"corpus: {len(own)} prompts of class {name} are too few for the trace, which "
-                f"needs {sum(drawn == name for _, drawn in draw(spec))}"
+                f"corpus: {len(prompts.get(name, ()))} prompts of class {name} are too few for "
+                f"the trace, which needs {count}"
             )
-        prompt = own[used[name]]
-        used[name] += 1
+    own = {name: iter(prompts[name]) for name in needed}
+    arrivals = []
+    for seq, (offset_us, name) in enumerate(drawn):
+        prompt = next(own[name])
         size = prompt.prompt_tokens, prompt.output_tokens
         arrivals.append(Arrival(seq, name, offset_us, *size, prompt.sha256))
     return tuple(arrivals)
@@ -162,7 +84,12 @@ def build_trace(spec: TraceSpec, prompts: Mapping[str, Sequence[Prompt]]) -> tup
 
 def shorts_only(trace: Sequence[Arrival], keep: str = "short") -> tuple[Arrival, ...]:
     """Delete every other class: the paired control, arrivals and prompts unchanged."""
-    return tuple(a for a in trace if a.size_class == keep)
+    return keep_classes(trace, (keep,))
+
+
+def keep_classes(trace: Sequence[Arrival], keep: Sequence[str]) -> tuple[Arrival, ...]:
+    """Delete every class but these, arrivals, numbers and prompts unchanged."""
+    return tuple(a for a in trace if a.size_class in keep)
 
 
 def _row(arrival: Arrival) -> dict[str, Any]:
@@ -210,18 +137,41 @@ def decode_trace(data: bytes, name: str) -> tuple[Arrival, ...]:
     return trace
 
 
+def _shape_of(spec: TraceSpec) -> dict[str, Any]:
+    """Return what only some kinds have: the gaps' burstiness, and when the rate changes."""
+    shape: dict[str, Any] = {"burstiness": spec.burstiness} if spec.kind == "gamma" else {}
+    if (change := change_of(spec)) is not None:
+        shape |= {"factor": spec.factor, "changes_s": list(change)}
+    return shape
+
+
 def trace_manifest(spec: TraceSpec, trace: Sequence[Arrival], corpus_sha256: str) -> dict[str, Any]:
     """Describe a trace: how it was drawn, what it counts, which corpus and bytes it names."""
-    observed = Counter(a.size_class for a in trace if a.offset_us >= spec.ramp_s * 1e6)
     return {
-        "generator": GENERATOR,
         "kind": spec.kind,
         "seed": spec.seed,
         "rate_per_s": spec.rate_per_s,
         "mix": dict(spec.mix),
-        "ramp_s": spec.ramp_s,
         "window_s": spec.window_s,
         "block_s": BLOCK_S,
+        **_shape_of(spec),
+        **_counted(spec.ramp_s, trace, corpus_sha256),
+    }
+
+
+def recorded_manifest(
+    rate_per_s: float, ramp_s: float, trace: Sequence[Arrival], corpus_sha256: str
+) -> dict[str, Any]:
+    """Describe a trace that replays recorded times and sizes, stretched to a mean rate."""
+    told = {"kind": "replay", "rate_per_s": rate_per_s}
+    return {**told, **_counted(ramp_s, trace, corpus_sha256)}
+
+
+def _counted(ramp_s: float, trace: Sequence[Arrival], corpus_sha256: str) -> dict[str, Any]:
+    observed = Counter(a.size_class for a in trace if a.offset_us >= ramp_s * 1e6)
+    return {
+        "generator": GENERATOR,
+        "ramp_s": ramp_s,
         "arrivals": len(trace),
         "observed": dict(observed),
         "corpus_sha256": corpus_sha256,

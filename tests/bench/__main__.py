@@ -11,6 +11,7 @@ PARTS = (
     ("A decision of the admission core", "bench_admission"),
     ("Counting and classifying", "bench_count"),
     ("The relay, and the whole gateway, beside a peer", "bench_relay"),
+    ("What callers wait for the gateway", "bench_latency"),
     ("The measuring client against a server of known truth", "bench_client"),
 )
 

@@ -1,6 +1,7 @@
 import io
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 from loadgen.demo import run_demo
 from loadgen.plan import Intervals
 from loadgen.trace import TraceSpec
+from tests.loadgen.swept import write_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT_SPEC = TraceSpec("poisson-stratified", 5, 20.0, (("short", 0.8), ("long", 0.2)), 0.5, 1.5)
@@ -64,3 +66,17 @@ def demo(tmp_path_factory):
         else:
             os.environ["PYTHONPATH"] = path
     return base / "out", code, printed.getvalue()
+
+
+@pytest.fixture(scope="session")
+def sweep_once(tmp_path_factory):
+    """A small decided sweep, to be read only."""
+    folder = tmp_path_factory.mktemp("sweep")
+    write_sweep(folder)
+    return folder
+
+
+@pytest.fixture
+def swept(sweep_once, tmp_path):
+    """A copy of that sweep, to be altered."""
+    return shutil.copytree(sweep_once, tmp_path / "swept")

@@ -4,14 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.analyse import (
-    NOT_ACCEPTED,
-    analyse_class,
-    client_faults,
-    counter_delta,
-    quantile,
-)
-from loadgen.record import Outcome, RequestRecord
+from loadgen.analyse import analyse_class, client_faults, reduce_run, unit_of
+from loadgen.facts import NOT_ACCEPTED
+from loadgen.quantiles import quantile
+from loadgen.record import BenchError, Outcome, RequestRecord
 
 LIMITS = {"ttft_s": 1.0, "max_stall_s": 0.5, "e2e_s": 5.0}
 CALM = {"source": "client", "loop_lag_ms": 1.0, "cpu_share": 0.1}
@@ -144,11 +140,50 @@ def test_a_server_that_fails_everything_never_invalidates():
     assert client_faults(crashed, [CALM, gone], 10) == []
 
 
-def test_a_counter_that_falls_is_a_restart_and_counts_from_zero():
-    rows = [{"c": 5.0}, {"c": 9.0}, {}, {"c": 2.0}, {"c": 3.0}]
-    assert counter_delta(rows, "c") == {"delta": 7.0, "restarts": 1}
-    assert counter_delta([{}], "c") is None
-
-
 def test_nothing_measured_at_all_still_ranks():
     assert quantile([math.inf], 0.5) == math.inf
+
+
+PLAN = {
+    "kind": "sweep",
+    "contract": {"short": LIMITS},
+    "intervals": {"ramp_s": 1.0, "window_s": 10.0},
+}
+RUN = {"run_id": "r1", "cell_id": "B0", "mix": "80-20", "rate": "near", "repeat": 1}
+
+
+def test_what_should_hold_and_does_not_is_shown_and_makes_no_run_invalid():
+    told = record(prompt_tokens_reported=500, completion_tokens_reported=3)
+    engine = {"source": "engine", "engine": 0, "up": True}
+    rows = [
+        CALM,
+        {**engine, "prefix_cache_hits_total": 0.0, "prompt_tokens_total": 0.0},
+        {**engine, "prefix_cache_hits_total": 20.0, "prompt_tokens_total": 1000.0},
+    ]
+    row = reduce_run(RUN, PLAN, 1, [told], rows, {"synthetic_length": True}).row
+    assert row["valid"] is True
+    assert row["checks"] == [
+        "prompt tokens differ from plan: 1 of 1",
+        "output tokens differ from plan: 1 of 1",
+        "prefix cache served 2.0% of prompt tokens",
+    ]
+    assert reduce_run(RUN, PLAN, 1, [record()], [CALM]).row["checks"] == []
+
+
+def test_a_class_without_a_contract_is_refused():
+    with pytest.raises(BenchError, match="class long has no contract"):
+        reduce_run(RUN, PLAN, 1, [record(size_class="long")], [CALM])
+
+
+def test_a_run_is_of_its_cell_its_arm_or_its_topology():
+    run = {**RUN, "arm": "enforce", "topology": "isolated"}
+    assert [unit_of(run, kind) for kind in ("sweep", "arms", "topology")] == [
+        "B0",
+        "enforce",
+        "isolated",
+    ]
+
+
+def test_only_requests_planned_inside_the_observation_count():
+    found = reduce_run(RUN, PLAN, 2, [record(phase="ramp"), record(1)], [CALM])
+    assert found.classes["short"].offered == 1

@@ -31,19 +31,6 @@ def test_corpus_and_trace_chain_by_files(tmp_path):
     assert read_json(tmp_path / "trace-mixed.manifest.json")["observed"] == {"short": 16, "long": 4}
 
 
-def test_the_default_sweep_is_planned_as_data(tmp_path):
-    code, printed = bench("plan", tmp_path, "--kind", "sweep")
-    assert code == 0
-    assert "126 runs; a sweep plan cannot be run yet" in printed
-    assert len(read_json(tmp_path / "plan.json")["runs"]) == 126
-
-
-def test_a_sweep_cannot_be_run_yet_and_that_is_said(tmp_path, capsys):
-    bench("plan", tmp_path, "--kind", "sweep")
-    assert bench("run", tmp_path)[0] == 2
-    assert "a sweep plan cannot be run yet" in capsys.readouterr().err
-
-
 def test_analyse_decide_and_report_can_be_run_again_alone(demo, tmp_path):
     folder = shutil.copytree(demo[0], tmp_path / "copy")
     before = read_json(folder / "decision.json")

@@ -1,12 +1,16 @@
 import pytest
 
 from loadgen.decide import decide
+from loadgen.record import BenchError
+from tests.loadgen.made import analysis as sweep
+from tests.loadgen.made import better, decided, plan
 
 POOL = {"name": "long", "classes": ["long"], "engines": 1, "offered_work": 0.5}
 
 
 def analysis(*runs):
-    return {"runs": list(runs), "rounds": 1, "synthetic": True, "inputs": {"plan_sha256": "p"}}
+    told = {"plan_kind": "demo", "rounds": 1, "synthetic": True}
+    return {**told, "runs": list(runs), "inputs": {"plan_sha256": "p"}}
 
 
 def run(run_id="a", faults=(), work=0.5):
@@ -38,3 +42,24 @@ def test_no_synthetic_decision_is_deployable_and_each_names_its_inputs():
     assert decision["deployable"] is False
     assert decision["action"] == "keep the baseline"
     assert decision["inputs"] == {"analysis_sha256": "x", "plan_sha256": "p"}
+
+
+def test_the_contract_of_the_topology_runs_must_be_the_sweep_s():
+    made = plan(("shared", "isolated"), kind="topology")
+    contract = {**made["contract"], "short": {**made["contract"]["short"], "ttft_s": 9.0}}
+    with pytest.raises(BenchError, match=r"contract.short.ttft_s is 9.0, but the sweep's is 2.0"):
+        decided(topology=sweep({}, {**made, "contract": contract}))
+
+
+def test_only_topology_runs_are_taken_as_such():
+    with pytest.raises(BenchError, match="topology: its plan is of kind sweep"):
+        decided(topology=sweep())
+
+
+def test_policy_arms_have_contrasts_and_no_verdict():
+    found = decided({"enforce": better()}, plan(("off", "enforce", "both"), kind="arms"))
+    assert found["verdict"] == "none"
+    assert any(
+        line.startswith("enforce against off: short_stall_p95 -") and "superior" in line
+        for line in found["reasons"]
+    )

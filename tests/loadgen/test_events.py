@@ -31,6 +31,14 @@ def test_an_event_bears_the_time_of_the_read_that_completed_it(cuts):
     assert read_events(BODY, reads).event_us == expected
 
 
+def test_the_text_is_joined_for_validators_and_never_shown():
+    said = [b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % part for part in (b"a ", b"b")]
+    plain = b'data: {"choices":[{"text":"!"}]}\n\n'
+    response = whole(b"".join(said) + plain + LAST)
+    assert response.text == "a b!"
+    assert "a b!" not in repr(response)
+
+
 def test_carriage_returns_separate_events_too():
     assert whole(BODY.replace(b"\n", b"\r\n")) == whole(BODY)
 

@@ -50,7 +50,7 @@ def test_every_ten_second_block_is_exact_to_rounding(seed, rate, share, ramp_s, 
     for n in range(blocks):
         end_us = (ramp_s + (n + 1) * 10) * 1e6
         until = [name for at, name in offsets if ramp_s * 1e6 <= at < end_us]
-        assert len(until) == round(rate * (n + 1) * 10)
+        assert len(until) == round(rate * ((n + 1) * 10.0))
         assert abs(until.count("long") - len(until) * share) <= 1
 
 

@@ -1,0 +1,77 @@
+"""Keeps a run's files apart until they are whole, judged, and named for good.
+
+A run is carried out in `<run_id>.part` and appears under its own name by one rename, or as
+`<run_id>.invalid-<n>` if the client spoilt it: whatever a crash leaves in `.part` is nothing.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadgen.analyse import reduce_run
+from loadgen.files import read_bytes, read_json
+from loadgen.record import decode_requests, strict_json
+
+__all__ = ["attempts_kept", "clear", "faults_of", "finished", "keep", "part_of", "settle"]
+
+Json = Mapping[str, Any]
+FILES = ("config.json", "requests.jsonl", "samples.jsonl")
+
+
+def finished(folder: Path, run_id: str) -> bool:
+    """Say whether a run needs no more attempt: its records are whole, or its cell cannot be."""
+    own = folder / "runs" / run_id
+    if all((own / name).is_file() for name in FILES):
+        return True
+    config = own / "config.json"
+    return config.is_file() and "incompatible" in read_json(config)
+
+
+def attempts_kept(folder: Path, run_id: str) -> int:
+    """Return how many spoilt attempts of a run lie beside it."""
+    return len(list((folder / "runs").glob(f"{run_id}.invalid-*")))
+
+
+def part_of(folder: Path, run_id: str) -> Path:
+    """Return an empty folder for an attempt."""
+    part = folder / "runs" / f"{run_id}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    return part
+
+
+def clear(folder: Path) -> None:
+    """Drop what was in flight when an earlier bench ended."""
+    for part in (folder / "runs").glob("*.part"):
+        shutil.rmtree(part)
+
+
+def faults_of(part: Path, run: Json, plan: Json, planned: int) -> list[str]:
+    """Judge an attempt as the analysis will: return why the client spoilt it, if it did."""
+    path = part / "requests.jsonl"
+    _, records = decode_requests(read_bytes(path), str(path))
+    lines = read_bytes(part / "samples.jsonl").splitlines()[1:]
+    samples = [strict_json(line, f"{part}/samples.jsonl") for line in lines]
+    facts = reduce_run(run, dict(plan), planned, records, samples, read_json(part / "config.json"))
+    return list(facts.row["faults"])
+
+
+def keep(part: Path, run_id: str, invalid: int | None) -> Path:
+    """Give an attempt its lasting name: the run's, or that of a spoilt attempt."""
+    name = run_id if invalid is None else f"{run_id}.invalid-{invalid}"
+    return settle(part, part.with_name(name))
+
+
+def settle(source: Path, target: Path) -> Path:
+    """Rename a folder so that a power cut leaves one name or the other."""
+    if target.exists():
+        shutil.rmtree(target)
+    source.rename(target)
+    handle = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return target

@@ -1,0 +1,140 @@
+import shutil
+from xml.etree import ElementTree as ET
+
+import orjson
+import pytest
+
+from loadgen.files import read_json, write_json
+from loadgen.results import verify_folder
+from tests.loadgen.made import analysis, plan
+from tests.loadgen.test_cli import bench
+
+
+def test_a_report_is_written_and_verified(swept):
+    code, printed = bench("report", swept)
+    assert code == 0
+    assert printed.strip() == str(swept / "report.html")
+    assert verify_folder(swept) == []
+
+
+def test_a_partial_report_says_what_is_missing_and_leaves_the_results_alone(swept):
+    for name in ("analysis.json", "decision.json"):
+        (swept / name).unlink()
+    shutil.rmtree(swept / "runs" / "r3-C2-80-20-near")
+    (swept / "runs" / "r3-C2-50-50-near" / "samples.jsonl").unlink()
+    code, _ = bench("report", swept, "--partial")
+    assert code == 0
+    page = (swept / "report.partial.html").read_text()
+    assert "Partial: 2 of 18 runs are not there yet" in page
+    assert not (swept / "analysis.json").exists()
+    assert not (swept / "report.html").exists()
+
+
+def test_before_any_run_has_ended_there_is_nothing_to_report(swept, capsys):
+    shutil.rmtree(swept / "runs")
+    assert bench("report", swept, "--partial")[0] == 2
+    assert "no run has ended yet" in capsys.readouterr().err
+
+
+def test_a_timeline_is_a_table_of_bars_and_a_page(sweep_once, tmp_path):
+    out = tmp_path / "t.html"
+    code, printed = bench("timeline", sweep_once, "r1-C2-80-20-near", "--html", out)
+    assert code == 0
+    assert "preemptions since the start" in printed
+    assert "█" in printed
+    assert "second by second" in out.read_text()
+
+
+def test_a_timeline_of_the_demonstration_works_too(demo):
+    code, printed = bench("timeline", demo[0], "r1-admission-shared", "--json")
+    assert code == 0
+    titles = {line["title"] for line in orjson.loads(printed)["lines"]}
+    assert {"offered", "in flight", "oldest request waiting in the gateway"} <= titles
+
+
+def test_a_run_that_is_not_there_is_named(sweep_once, capsys):
+    assert bench("timeline", sweep_once, "r9")[0] == 2
+    assert "there is no such run" in capsys.readouterr().err
+
+
+def test_a_comparison_with_itself_is_the_same(sweep_once, swept):
+    code, printed = bench("compare", sweep_once, swept)
+    assert code == 0
+    assert "same contracts" in printed
+    assert "0 of 54 comparisons differ" in printed
+
+
+def test_results_that_differ_exit_with_one(sweep_once, swept):
+    found = read_json(swept / "analysis.json")
+    found["contract"]["short"]["ttft_s"] = 9.0
+    write_json(swept / "analysis.json", found)
+    code, printed = bench("compare", sweep_once, swept, "--json")
+    assert code == 1
+    assert orjson.loads(printed)["contracts"] == ["short.ttft_s: 2.0 in A, 9.0 in B"]
+
+
+def test_the_gate_opens_and_writes_junit(sweep_once, tmp_path):
+    code, printed = bench("gate", sweep_once, "--junit", tmp_path / "g.xml")
+    assert code == 0
+    assert "gate open: retune(C1)" in printed
+    assert ET.parse(tmp_path / "g.xml").getroot().get("failures") == "0"  # noqa: S314 - our own
+
+
+def test_the_gate_is_shut_for_a_verdict_that_is_not_accepted(sweep_once):
+    code, printed = bench("gate", sweep_once, "--accept", "retain", "--json")
+    assert code == 1
+    assert orjson.loads(printed)["passed"] is False
+
+
+def test_a_decision_on_another_analysis_passes_no_gate(swept, capsys):
+    found = read_json(swept / "analysis.json")
+    write_json(swept / "analysis.json", {**found, "rounds": 99})
+    assert bench("gate", swept)[0] == 2
+    assert "rests on another analysis.json" in capsys.readouterr().err
+
+
+def test_an_unknown_verdict_is_refused(sweep_once, capsys):
+    with pytest.raises(SystemExit):
+        bench("gate", sweep_once, "--accept", "retian")
+    assert "'retian' is no verdict" in capsys.readouterr().err
+
+
+def test_a_bundle_is_written_and_checked_by_the_same_verb(sweep_once, tmp_path):
+    path = tmp_path / "b.tar.gz"
+    assert bench("bundle", sweep_once, "--out", path)[0] == 0
+    code, printed = bench("bundle", "--check", path)
+    assert (code, "follows from the analysis" in printed) == (0, True)
+    code, printed = bench("bundle", "--check", path, "--json")
+    assert orjson.loads(printed) == {"kind": "bundle-check", "whole": True, "wrong": []}
+
+
+def test_a_bundle_needs_a_place(sweep_once, capsys):
+    assert bench("bundle", sweep_once)[0] == 2
+    assert "--out FILE.tar.gz is missing" in capsys.readouterr().err
+
+
+def test_exports_say_where_they_are(swept):
+    code, printed = bench("export", swept, "--format", "csv", "--json")
+    assert code == 0
+    assert orjson.loads(printed)["files"] == [
+        str(swept / "exports" / "csv" / f"{name}.csv") for name in ("runs", "requests", "strata")
+    ]
+
+
+def test_arms_and_expectations_are_kept_beside_and_verified(swept, tmp_path):
+    virtual = {**read_json(swept / "analysis.json"), "virtual": True}
+    write_json(tmp_path / "sim" / "analysis.json", virtual)
+    write_json(tmp_path / "arms" / "analysis.json", analysis(None, plan(("off", "both"), "arms")))
+    code, _ = bench("report", swept, "--arms", tmp_path / "arms", "--expected", tmp_path / "sim")
+    assert code == 0
+    page = (swept / "report.html").read_text()
+    assert "What the gateway&#x27;s policies buy" in page
+    assert "Expected and measured" in page
+    assert verify_folder(swept) == []
+
+
+def test_runs_of_another_kind_are_not_kept_beside(swept, capsys):
+    assert bench("report", swept, "--arms", swept)[0] == 2
+    assert "its analysis is not of arms runs" in capsys.readouterr().err
+    assert bench("report", swept, "--expected", swept)[0] == 2
+    assert not list(swept.glob("*-analysis.json"))
