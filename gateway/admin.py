@@ -128,7 +128,11 @@ def _known(request: Request, tokens: tuple[AdminToken, ...]) -> AdminToken:
     digest = sha256(text.strip().encode()).hexdigest()
     found = [t for t in tokens if hmac.compare_digest(digest, t.sha256)]
     if not found or scheme.lower() != "bearer":
-        wanted = "a token is needed: 'Authorization: Bearer <token>'"
+        wanted = (
+            "the token is not one of admin.tokens"
+            if sent
+            else "a token is needed: 'Authorization: Bearer <token>'"
+        )
         raise HTTPException(401, wanted, {"www-authenticate": "Bearer"})
     return found[0]
 

@@ -18,7 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from gateway.arrival import caps_outcome, refusal_on_arrival, refusal_on_return, wait_s
+from gateway.arrival import (
+    refusal_on_arrival,
+    refusal_on_return,
+    refusal_to_wait,
+    refusal_uncounted,
+)
 from gateway.domain import (
     AdmissionMode,
     EngineLimits,
@@ -44,6 +49,10 @@ from gateway.verdicts import (
 )
 
 __all__ = ["Admission"]
+
+# Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
+_ENFORCE, _OFF = AdmissionMode.ENFORCE, AdmissionMode.OFF
+_PREDICTED = Outcome.PREDICTED_WAIT
 
 
 class Admission:
@@ -90,7 +99,7 @@ class Admission:
             return ticket.id, verdicts
         flow.group.enter(offer.principal)
         self._rates.charge(flow.group.spec, offer.principal, ticket.prompt_tokens, now)
-        if flow.mode is AdmissionMode.OFF:
+        if flow.mode is _OFF:
             verdicts.append(self._pass_through(ticket, now))
             return ticket.id, verdicts
         ahead = flow.queued_cost
@@ -127,7 +136,7 @@ class Admission:
         if refusal is not None:
             flow.group.leave(ticket.principal)
             verdicts.append(refusal)
-        elif flow.mode is AdmissionMode.OFF:
+        elif flow.mode is _OFF:
             verdicts.append(self._pass_through(ticket, now))
         else:
             self._traffic.wait_in_front(ticket, now)
@@ -156,7 +165,8 @@ class Admission:
             engine = self.engines[lease.engine]
             engine.prefill_done(lease, now)
             if lease.ticket.streamed:
-                lease.flow.group.first_event(now - lease.dispatched_s)
+                due_s = lease.ticket.due_s
+                lease.flow.group.first_event(now - (lease.dispatched_s if due_s is None else due_s))
             verdicts += self._traffic.freed(engine, now)
         return verdicts
 
@@ -197,6 +207,10 @@ class Admission:
     def next_wakeup(self, now: float) -> float | None:
         """When ``tick`` has something to do, if nothing else happens before."""
         return self._traffic.next_wakeup(now)
+
+    def idle_until(self, at_s: float, now: float) -> bool:
+        """True: ``next_wakeup`` is not before ``at_s``; costs less. False: ask it."""
+        return self._traffic.idle_until(at_s, now)
 
     # -- configuration and health ----------------------------------------------------------
 
@@ -290,21 +304,33 @@ class Admission:
     def begin_counting(
         self, groups: Sequence[tuple[str, str, str]], body_bytes: int, now: float
     ) -> tuple[Outcome, float] | None:
-        """Charge an uncounted body to every group it may turn out to be in.
+        """Charge an uncounted body to every group it may be in, unless ``full`` refuses it."""
+        full = self.full(groups, body_bytes, now)
+        if full is None:
+            for group in groups:
+                self.groups[group].count(1, body_bytes)
+        return full
 
-        If all of them are at their caps and enforce them, nothing is charged, and the last one's
-        refusal and drain time in seconds are returned: no need to count what can't wait.
+    def full(
+        self, groups: Sequence[tuple[str, str, str]], body_bytes: int, now: float
+    ) -> tuple[Outcome, float] | None:
+        """Whether an uncounted body can't wait in any of the groups it may turn out to be in.
+
+        If all of them enforce, and are at their caps or would have the smallest request wait longer
+        than its target, the last one's refusal and its time in seconds are returned: no need to
+        count what ends as well.
         """
-        flows = [f for f in (self.flows.get(FlowKey(*group)) for group in groups) if f]
-        if len(flows) < len(groups) or not all(flow.accepts for flow in flows):
-            return Outcome.NOT_FOUND, 0.0
-        full = [caps_outcome(flow.group, 0, body_bytes) for flow in flows]
-        enforced = all(flow.mode is AdmissionMode.ENFORCE for flow in flows)
-        if enforced and flows and full[-1] is not None and all(full):
-            return full[-1], wait_s(flows[-1], flows[-1].queued_cost, now)
-        for flow in flows:
-            flow.group.count(1, body_bytes)
-        return None
+        found, room = None, not groups
+        for group in groups:
+            flow = self.flows.get(FlowKey(*group))
+            if flow is None or not flow.accepts:
+                return Outcome.NOT_FOUND, 0.0
+            enforced = flow.mode is _ENFORCE
+            found = refusal_uncounted(flow, body_bytes, now) if enforced else None
+            # What is due first may let the queue move on: then it is for the count to say.
+            due = found is not None and found[0] is _PREDICTED and self._traffic.is_due(now)
+            room = room or found is None or due
+        return None if room else found
 
     def end_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
         """Give the provisional charge back, in the same step as ``offer`` or an early end."""
@@ -324,8 +350,7 @@ class Admission:
 
     def pick(self, key: FlowKey) -> str | None:
         """The usable engine with the least prefill outstanding, whatever its limits."""
-        flow = self.flows.get(key)
-        engine = None if flow is None else _least_loaded(flow.engines)
+        engine = _least_loaded(self.flows[key].engines) if key in self.flows else None
         return None if engine is None else engine.name
 
     def gate_bound(self, engine: str) -> bool:
@@ -363,15 +388,10 @@ class Admission:
         return self._traffic.start(ticket, engine, now)
 
     def _wait_or_refuse(self, ticket: Ticket, ahead: float, now: float) -> Verdict:
-        if ticket.deadline_s <= now:
+        refusal = refusal_to_wait(ticket, ahead, now)
+        if refusal is not None:
             self._traffic.leave(ticket)
-            return Refusal(ticket.id, Outcome.QUEUE_EXPIRED)
-        target_s = ticket.flow.group.target_wait_s
-        if target_s is not None:
-            predicted_s = wait_s(ticket.flow, ahead, now)
-            if predicted_s > target_s:
-                self._traffic.leave(ticket)
-                return Refusal(ticket.id, Outcome.PREDICTED_WAIT, predicted_s - target_s)
+            return refusal
         self._traffic.deadlines.add(ticket.deadline_s, ticket.id)
         return Queued(ticket.id, ticket.deadline_s)
 

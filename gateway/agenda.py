@@ -5,6 +5,7 @@ swept out as soon as they outnumber the living. Pure: no I/O, no clock.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
 
 __all__ = ["Agenda"]
@@ -17,12 +18,16 @@ class Agenda:
 
     Args:
         lives: whether the thing of that number is still due.
+
+    Attributes:
+        soonest_s: nothing is due before; infinite while there is nothing.
     """
 
     def __init__(self, lives: Callable[[int], bool]) -> None:
         self._lives = lives
         self._heap: list[tuple[float, int]] = []
         self._living = 0
+        self.soonest_s = math.inf
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -30,21 +35,25 @@ class Agenda:
     def add(self, at_s: float, number: int) -> None:
         """``number`` is due at ``at_s``."""
         heapq.heappush(self._heap, (at_s, number))
+        self.soonest_s = min(self.soonest_s, at_s)
         if len(self._heap) > 2 * self._living + SWEEP_ABOVE:
             self._heap = [entry for entry in self._heap if self._lives(entry[1])]
             heapq.heapify(self._heap)
             self._living = len(self._heap)
+            self._look()
 
     def restart(self, entries: Iterable[tuple[float, int]]) -> None:
         """Forget everything and take these (time, number) instead."""
         self._heap = list(entries)
         heapq.heapify(self._heap)
         self._living = len(self._heap)
+        self._look()
 
     def pop_due(self, now: float) -> int | None:
         """Take the soonest thing that is due by ``now`` and still lives; None if there is none."""
-        while self._heap and self._heap[0][0] <= now:
+        while self.soonest_s <= now:
             number = heapq.heappop(self._heap)[1]
+            self._look()
             if self._lives(number):
                 return number
         return None
@@ -53,4 +62,8 @@ class Agenda:
         """When the soonest living thing is due."""
         while self._heap and not self._lives(self._heap[0][1]):
             heapq.heappop(self._heap)
+        self._look()
         return self._heap[0][0] if self._heap else None
+
+    def _look(self) -> None:
+        self.soonest_s = self._heap[0][0] if self._heap else math.inf

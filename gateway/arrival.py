@@ -17,11 +17,14 @@ __all__ = [
     "late",
     "refusal_on_arrival",
     "refusal_on_return",
+    "refusal_to_wait",
+    "refusal_uncounted",
     "wait_s",
 ]
 
 NO_ENGINE_GRACE_S = 2.0
 COLD_RATE_SHARE = 0.25
+RING_RATE_STALE_S = 10.0
 
 
 def refusal_on_arrival(
@@ -105,15 +108,68 @@ def caps_outcome(group: Group, tokens: int, body_bytes: int) -> Outcome | None:
 def wait_s(flow: Flow, cost_ahead: float, now: float) -> float:
     """Seconds until ``cost_ahead`` is served; 0 while nothing is known of the rate.
 
-    The rate is never taken below a quarter of the flow's share of the configured engine rate,
-    and nothing older than twice the maximum age counts: a cold or idle gateway, or one after a
-    stall, refuses nothing by prediction.
+    The rate is never taken below the flow's share of what its ring is served, nor below a quarter
+    of its share of the configured engine rate, and nothing older than twice the maximum age
+    counts: a cold or idle gateway, or one after a stall, refuses nothing by prediction.
     """
-    rate = flow.rate.per_second(now, 2 * flow.group.spec.max_age_s)
-    if rate is None:
-        return 0.0
+    rate = _rate(flow, now)
+    return 0.0 if rate is None else cost_ahead / rate
+
+
+def refusal_to_wait(ticket: Ticket, ahead: float, now: float) -> Refusal | None:
+    """Whether a request that can't start now may wait behind cost ``ahead``; notes when it is due.
+
+    Its own cost counts as well: its flow's turns come about so far apart. With nobody ahead the
+    time since the last one counts, so that a flow that nothing waits in is never shut out for
+    long by what was learnt.
+    """
+    if ticket.deadline_s <= now:
+        return Refusal(ticket.id, Outcome.QUEUE_EXPIRED)
+    flow = ticket.flow
+    if _rate(flow, now) is None:
+        return None
+    wait = wait_s(flow, ahead + ticket.cost, now)
+    if ahead <= 0:
+        last_s = flow.rate.last_sample_s
+        wait = 0.0 if last_s is None else max(0.0, wait - (now - last_s))
+    ticket.due_s = now + wait
+    target_s = flow.group.target_wait_s
+    if target_s is None or wait <= target_s:
+        return None
+    return Refusal(ticket.id, Outcome.PREDICTED_WAIT, wait - target_s)
+
+
+def refusal_uncounted(flow: Flow, body_bytes: int, now: float) -> tuple[Outcome, float] | None:
+    """Why a body could not wait in this flow however few tokens it has, and for how long.
+
+    By prediction only behind others: with an empty queue it might start at once.
+    """
+    full = caps_outcome(flow.group, 0, body_bytes)
+    if full is not None:
+        return full, wait_s(flow, flow.queued_cost, now)
+    target_s = flow.group.target_wait_s
+    if target_s is None or not flow.queue:
+        return None
+    over_s = wait_s(flow, flow.queued_cost, now) - target_s
+    return (Outcome.PREDICTED_WAIT, over_s) if over_s > 0 else None
+
+
+def _rate(flow: Flow, now: float) -> float | None:
+    """Cost per second at which the flow's queue is served, or None while nothing is known.
+
+    What its ring serves is shared by weight, so a flow that was never served from its queue gets
+    its share of that, and none gets less: one whose queue is often empty gives its turns away, and
+    what it was served says little about what it would be.
+    """
+    own = flow.rate.per_second(now, 2 * flow.group.spec.max_age_s)
+    if own is None and flow.rate.last_sample_s is not None:
+        return None
+    shared = flow.ring_rate.per_second(now, RING_RATE_STALE_S)
+    if own is None and shared is None:
+        return None
     configured = sum(e.limits.prefill_tokens_per_s for e in flow.engines if e.usable)
-    return cost_ahead / max(rate, flow.share * configured * COLD_RATE_SHARE, 1.0)
+    floor = max(shared or 0.0, configured * COLD_RATE_SHARE)
+    return max(own or 0.0, flow.share * floor, 1.0)
 
 
 def could_ever_fit(ticket: Ticket) -> bool:
@@ -134,6 +190,7 @@ def _without_engine_s(flow: Flow, now: float) -> float:
     """For how long the flow's pool has had no healthy engine."""
     if not flow.engines:
         return NO_ENGINE_GRACE_S
-    if any(e.up for e in flow.engines):
-        return 0.0
+    for engine in flow.engines:
+        if engine.up:
+            return 0.0
     return now - max(e.down_since_s for e in flow.engines)

@@ -17,7 +17,7 @@ from hashlib import sha256
 
 from gateway.domain import Outcome, Principal, Refused, Surface
 
-__all__ = ["KeyEntry", "Keyring", "authenticate", "by_key", "credential", "new_key"]
+__all__ = ["KeyEntry", "Keyring", "by_key", "credential", "new_key"]
 
 MIN_SECRET_BYTES = 16
 _MAX_KEY_CHARS = 256
@@ -53,20 +53,11 @@ class Keyring:
     revoked: frozenset[str] = frozenset()
 
 
-def authenticate(headers: Iterable[tuple[bytes, bytes]], keyring: Keyring) -> Principal:
-    """The principal of a request, by ``Authorization: Bearer`` or ``x-api-key``.
-
-    Raises:
-        Refused: ``unauthenticated``; the message never says which part was wrong.
-    """
-    return by_key(credential(headers)[0], keyring)
-
-
 def by_key(key: str, keyring: Keyring) -> Principal:
     """The principal of an API key.
 
     Raises:
-        Refused: as ``authenticate``.
+        Refused: ``unauthenticated``; the message never says which part was wrong.
     """
     match = _KEY.fullmatch(key) if len(key) <= _MAX_KEY_CHARS else None
     key_id = match.group(1) if match else ""
@@ -80,6 +71,8 @@ def by_key(key: str, keyring: Keyring) -> Principal:
 
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
     """The one credential of a request, and whether it may be a token.
+
+    It stands in ``Authorization: Bearer`` or in ``x-api-key``, which never holds a token.
 
     Raises:
         Refused: ``unauthenticated``; none was sent, or several.

@@ -66,7 +66,7 @@ class EdgeProtocol(asyncio.Protocol):
             config.load()
         self.loop = asyncio.get_running_loop()
         self.write_paused = False
-        self._app = config.loaded_app
+        self._app: Any = config.loaded_app
         self._limits = limits
         self._on_refused = on_refused
         self._by_address = by_address
@@ -283,19 +283,19 @@ class EdgeProtocol(asyncio.Protocol):
         }
 
     def _start(self, cycle: Cycle) -> None:
-        task = self.loop.create_task(self._run(cycle))
-        self._server.tasks.add(task)
+        cycle.task = self.loop.create_task(self._run(cycle))
+        self._server.tasks.add(cycle.task)
 
     async def _run(self, cycle: Cycle) -> None:
         try:
-            await self._app(cast("Any", cycle.scope), cast("Any", cycle.receive), cycle.send)
+            await self._app(cycle.scope, cycle.receive, cycle.send)
         except ClientGone:
             return  # it is not the application's fault
         except Exception as error:
             told = {"message": "the application failed", "exception": error}
             self.loop.call_exception_handler(told)
         finally:
-            self._server.tasks.discard(cast("Any", asyncio.current_task()))
+            self._server.tasks.discard(cycle.task)
         if not cycle.complete and not self.transport.is_closing():
             await self._cut(cycle)
 
@@ -346,16 +346,22 @@ class EdgeProtocol(asyncio.Protocol):
         """Find out whether a caller that sends no more still reads.
 
         Its end looks the same either way. What is written to one that has left is answered with
-        a reset, which nobody reads here any more, but the socket's state shows it.
+        a reset, which nobody reads here any more, but the socket's state shows it. Of a unix
+        socket there is no such state, and the write itself fails.
         """
         if self._cycles and not self.transport.is_closing():
-            sock = self.transport.get_extra_info("socket")
-            state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-            if state == _TCP_CLOSED or not self._cycles[0].nudge():
+            if self._was_reset() or not self._cycles[0].nudge():
                 self.transport.abort()
             else:
                 slower_s = min(2 * again_s, _SLOWEST_LOOK_S)
                 self._look = self.loop.call_later(again_s, self._departed, slower_s)
+
+    def _was_reset(self) -> bool:
+        if not self._address:
+            return False
+        sock = self.transport.get_extra_info("socket")
+        state: int = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        return state == _TCP_CLOSED
 
     def _watch_unsent(self, unsent_bytes: int) -> None:
         timeout_s = self._limits.send_timeout_s

@@ -21,7 +21,7 @@ from gateway.engines import http_client
 from gateway.progress import PriorityState
 from gateway.scrape import Scrape, parse_metrics
 
-__all__ = ["Report", "policy_of", "probe_priority", "stated"]
+__all__ = ["policy_of", "probe_priority", "stated"]
 
 LOW, HIGH = 1000, -1000
 QUEUED_LOW = 4
@@ -80,7 +80,7 @@ class _Inconclusive(Exception):
 
 
 async def probe_priority(
-    engine: str | Endpoint, model: str, *, api_key: str | None = None, timeout_s: float = 60.0
+    engine: str, model: str, *, api_key: str | None = None, timeout_s: float = 60.0
 ) -> Report:
     """Fill an engine's seats, queue low and then high priority, and see who starts first.
 
@@ -94,7 +94,7 @@ async def probe_priority(
         The report; an engine that can't be reached, or does not answer as vLLM does, is one of
         which nothing could be told.
     """
-    endpoint = Endpoint(engine) if isinstance(engine, str) else engine
+    endpoint = Endpoint(engine)
     try:
         async with asyncio.timeout(timeout_s), http_client(endpoint, timeout_s) as client:
             if api_key is not None:

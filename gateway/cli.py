@@ -18,13 +18,14 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from gateway import __version__
-from gateway.command import Command, UsageError, add_verb
+from gateway.admin_client import AdminError, PartialError
+from gateway.command import Command, UsageError, add_json, add_verb
 from gateway.config import ConfigError, load
 from gateway.domain import FlowKey
 from gateway.files_cli import add_file_verbs
+from gateway.membership import named, topology
 from gateway.operate_cli import add_operator_verbs
 from gateway.quickstart import EngineFacts, Wish, write_configuration
-from gateway.several import AdminError, PartialError
 from gateway.up import Engine, UpError, curl_lines, stay_up
 from gateway.verdicts import Offer
 from gateway.virtual import VirtualGate, core_of
@@ -48,10 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     command: Command = args.command
     try:
         return command(args)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (UsageError, ValueError) as error:
+    except (ConfigError, UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (UpError, AdminError, PartialError, OSError) as error:
@@ -165,7 +163,7 @@ def _gate(wish: Wish, count: int, facts: EngineFacts) -> VirtualGate[Any, Any]:
     with tempfile.TemporaryDirectory(prefix="sluicegate-") as folder:
         settings = load(write_configuration(Path(folder), engines, facts, wish).config)
     table = settings.route_table(salt=bytes(32))
-    core = core_of(settings.flows, table.topology(settings.engines))
+    core = core_of(settings.flows, topology(table, named(settings.document), settings.engines))
 
     def offer(arrival: SimArrival, now: float) -> tuple[int, Offer]:
         key = FlowKey(facts.public_model, arrival.size_class, arrival.service_class)
@@ -283,7 +281,7 @@ def _add_up(verbs: Any) -> None:
     up = add_verb(
         verbs, "up", _up, "start engines and a gateway here, and say how to call them", _UP
     )
-    up.add_argument("--json", action="store_true", help="print one JSON line instead")
+    add_json(up)
     up.add_argument("--engines", type=int, default=2, metavar="N", help="simulated engines (2)")
     up.add_argument(
         "--engine-args",
@@ -294,8 +292,18 @@ def _add_up(verbs: Any) -> None:
     up.add_argument("--engine-url", action="append", metavar="URL", help="use a running engine")
     up.add_argument("--tokenizer", type=Path, metavar="PATH", help="of --engine-url's model")
     up.add_argument("--chat-template", type=Path, metavar="PATH", help="of --engine-url's model")
-    up.add_argument("--admission", choices=("enforce", "observe", "off"), default="enforce")
-    up.add_argument("--topology", choices=("shared", "isolated"), default="shared")
+    up.add_argument(
+        "--admission",
+        choices=("enforce", "observe", "off"),
+        default="enforce",
+        help="whether requests wait and are refused, or only counted (enforce)",
+    )
+    up.add_argument(
+        "--topology",
+        choices=("shared", "isolated"),
+        default="shared",
+        help="one pool for all, or one for each size class (shared)",
+    )
     up.add_argument(
         "--short-engines", type=int, metavar="N", help="isolated: the rest is for longs (all but 1)"
     )
@@ -307,7 +315,9 @@ def _add_up(verbs: Any) -> None:
 
 def _add_serve(verbs: Any) -> None:
     serve = add_verb(verbs, "serve", _serve, "serve as a configuration says", _SERVE)
-    serve.add_argument("--config", type=Path, required=True, metavar="FILE")
+    serve.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="the configuration, in TOML"
+    )
 
 
 def _add_borrowed(verbs: Any, wanted: str | None) -> None:
@@ -326,7 +336,9 @@ def _add_borrowed(verbs: Any, wanted: str | None) -> None:
 
 def _add_demo(verbs: Any, said: str) -> None:
     demo = add_verb(verbs, "demo", _demo, said, _DEMO)
-    demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR")
+    demo.add_argument(
+        "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="its files (out/demo)"
+    )
 
 
 def _add_engine(verbs: Any, said: str) -> None:
@@ -358,7 +370,6 @@ def _without_bench(_: argparse.Namespace) -> int:
     raise UsageError(f"this command needs {BENCH_EXTRA}")
 
 
-_FLAGS_HELP = "flags for each simulated engine, as one word: --engine-args='--max-num-seqs 32'"
 _EXAMPLES = """examples:
   sluicegate up                                  # two simulated engines and a gateway, to play with
   sluicegate demo                                # pass-through, admission, isolation: one trace

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Command", "UsageError", "add_group", "add_verb"]
+__all__ = ["Command", "UsageError", "add_group", "add_json", "add_verb"]
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -15,24 +15,26 @@ class UsageError(Exception):
 
 def add_verb(verbs: Any, name: str, command: Command, said: str, examples: str) -> Any:
     """Declare one verb; returns its parser. ``said`` begins in lower case, without a full stop."""
-    parser = verbs.add_parser(
-        name,
-        help=said,
-        description=said[0].upper() + said[1:] + ".",
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = _add(verbs, name, said, examples)
     parser.set_defaults(command=command)
     return parser
 
 
 def add_group(verbs: Any, name: str, said: str, examples: str) -> Any:
     """Declare a verb that has verbs of its own; returns where those are added."""
-    parser = verbs.add_parser(
+    return _add(verbs, name, said, examples).add_subparsers(required=True, metavar="VERB")
+
+
+def add_json(parser: Any) -> None:
+    """Declare ``--json``, which makes an answer one line for programs."""
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead")
+
+
+def _add(verbs: Any, name: str, said: str, examples: str) -> Any:
+    return verbs.add_parser(
         name,
         help=said,
         description=said[0].upper() + said[1:] + ".",
-        epilog=f"examples:\n{examples}",
+        epilog=f"examples:\n{examples}" if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return parser.add_subparsers(required=True, metavar="VERB")

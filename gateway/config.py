@@ -35,12 +35,12 @@ from gateway.endpoint import EngineTlsError, engine_context
 from gateway.files import ConfigError, read_bytes, read_text, resolve, validated
 from gateway.issuer_table import issuer_of, key_set_of
 from gateway.keysets import KeySetError
-from gateway.membership import in_words, limits_of, named
+from gateway.membership import limits_of, named
 from gateway.routing import ModelName, Route, RouteTable
 from gateway.template import ChatTemplate, TemplateError
 from gateway.tokens import Issuer
 
-__all__ = ["ConfigError", "Settings", "SizeClass", "load", "parse", "read_keyring"]
+__all__ = ["ConfigError", "Settings", "SizeClass", "load", "parse"]
 
 
 # Compiling a template asks for no time.
@@ -89,17 +89,7 @@ class Settings:
             for name, model in self.document.model.items()
             for lora, engine_name in model.loras.items()
         }
-        pools = {name: pool.engines for name, pool in self.document.pool.items()}
-        return RouteTable(revision, salt, MappingProxyType(routes), MappingProxyType(pools), names)
-
-    def replica_in_words(self) -> list[str]:
-        """What this gateway may do where several share the engines; nothing where it is alone."""
-        count = self.document.replicas.count
-        if count == 1:
-            return []
-        routes = map(_route, self.document.route)
-        members = named(self.document)
-        return in_words(self.pool_limits, members, routes, (self.replica, count))
+        return RouteTable(revision, salt, MappingProxyType(routes), names)
 
     def file(self, reference: str) -> Path:
         """The path of a file that the configuration names."""
@@ -142,7 +132,7 @@ def parse(text: str, path: Path) -> Settings:
         _readable(path, f"model.{name}.tokenizer", model.tokenizer)
         _check_template(path, name, model)
     keys_path = resolve(path, document.auth.keys_file)
-    keyring, warnings = read_keyring(keys_path, document, (path, "auth.keys_file"))
+    keyring, warnings = _keyring(keys_path, document, (path, "auth.keys_file"))
     issuers = [_issuer(path, name, document) for name in document.auth.jwt]
     flows = tuple(_flows(document))
     pools = {name: _limits(document, pool.limits) for name, pool in document.pool.items()}
@@ -171,10 +161,10 @@ def parse(text: str, path: Path) -> Settings:
     )
 
 
-def read_keyring(
+def _keyring(
     path: Path, document: schema.Document, named_by: tuple[Path, str]
 ) -> tuple[Keyring, tuple[str, ...]]:
-    """The keys file and warnings about it; also called alone to reload or revoke keys.
+    """The keys file and warnings about it.
 
     Raises:
         ConfigError: the file can't be read, or a key names an unknown service class or model.
@@ -218,13 +208,12 @@ def _raise_first(path: Path, faults: Iterable[Fault]) -> None:
 
 
 def _key_entry(record: schema.KeyRecord, service: schema.Service) -> KeyEntry:
-    caps = [cap for cap in (record.max_in_flight, service.max_in_flight) if cap is not None]
     return KeyEntry(
         bytes.fromhex(record.sha256),
         record.service_class,
         None if record.models is None else frozenset(record.models),
         None if record.surfaces is None else frozenset(record.surfaces),
-        min(caps, default=None),
+        service.in_flight_cap(record.max_in_flight),
     )
 
 

@@ -6,12 +6,12 @@ sound. What one key may hold by itself is in ``schema``. Pure: no I/O, no clock.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway import schema
 from gateway.domain import EngineLimits, FlowSpec, Surface
 from gateway.floors import broken_floors
+from gateway.origin import is_loopback
 from gateway.replicas import faults as unsharable
 from gateway.replicas import owners, share
 from gateway.routing import shared_engines
@@ -106,14 +106,7 @@ def _may_fetch(url: str) -> bool:
         return False
     if not host or user is not None or not url.isascii() or not url.isprintable() or " " in url:
         return False
-    return parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
 
 
 def _grant_faults(at: str, issuer: schema.JwtIssuer, document: schema.Document) -> Iterator[Fault]:
@@ -145,9 +138,7 @@ def floor_faults(
             yield f"pool.{name}", reason
 
 
-def replica_faults(
-    document: schema.Document, pools: Mapping[str, EngineLimits]
-) -> Iterator[Fault]:
+def replica_faults(document: schema.Document, pools: Mapping[str, EngineLimits]) -> Iterator[Fault]:
     """Engines that several gateways can't share, or that have other limits in another pool."""
     engines: dict[str, EngineLimits] = {}
     for name, pool in document.pool.items():

@@ -166,10 +166,11 @@ def answer(
         body = orjson.dumps(_anthropic_form(sent, message))
     else:
         body = orjson.dumps(_openai_form(outcome, message, param))
-    headers = _headers(outcome, row, len(body), retry_after_s)
+    made = json_answer(sent, outcome, body)
+    made.headers.extend(_advice(outcome, row, retry_after_s))
     if sent == 405:
-        headers.append((b"allow", SURFACES[surface].method.encode()))  # RFC 9110, 15.5.6
-    return Answer(sent, headers, body)
+        made.headers.append((b"allow", SURFACES[surface].method.encode()))  # RFC 9110, 15.5.6
+    return made
 
 
 def json_answer(status: int, outcome: Outcome, body: bytes) -> Answer:
@@ -182,14 +183,8 @@ def json_answer(status: int, outcome: Outcome, body: bytes) -> Answer:
     return Answer(status, headers, body)
 
 
-def _headers(
-    outcome: Outcome, row: Row, body_bytes: int, retry_after_s: float | None
-) -> list[tuple[bytes, bytes]]:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % body_bytes),
-        (b"x-sluicegate-outcome", outcome.value.encode()),
-    ]
+def _advice(outcome: Outcome, row: Row, retry_after_s: float | None) -> list[tuple[bytes, bytes]]:
+    headers = []
     if row.should_retry is not None:
         headers.append((b"x-should-retry", b"true" if row.should_retry else b"false"))
     if row.advice is not Advice.NONE:

@@ -34,7 +34,7 @@ from gateway.limits import (
     faults,
     fitting,
 )
-from gateway.reload import changed_keys, fixed_faults
+from gateway.reload import changed_callers, changed_keys, fixed_faults
 from gateway.review import warnings_of
 from gateway.setup import Setup
 from gateway.tls import Certificates, certificates
@@ -140,7 +140,10 @@ class Control:
         told = {
             "from": before.settings.digest(),
             "to": settings.digest(),
-            "changed": changed_keys(before.settings.effective(), settings.effective()),
+            "changed": [
+                *changed_keys(before.settings.effective(), settings.effective()),
+                *changed_callers(before.settings.keyring, settings.keyring),
+            ],
             "keys": len(settings.keyring.entries),
             "limits_dropped": dropped,
         }

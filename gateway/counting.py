@@ -6,11 +6,10 @@ bodies happen in threads.
 """
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from gateway import classify
+from gateway import classify, schema
 from gateway.config import Settings
 from gateway.domain import Outcome, Principal, Refused, Surface
 from gateway.inputs import ModelFacts, countable
@@ -29,15 +28,44 @@ SPECIALS = 64
 _NOT_TOLD_BY_BYTES = frozenset((Surface.TRANSCRIPTIONS, Surface.SCORE, Surface.RERANK))
 
 
-@dataclass(frozen=True, slots=True)
-class CountingStage:
-    """Counts prompts with the models' own tokenizers and templates."""
+class _Model(NamedTuple):
+    """What counting needs of one model, put together once."""
 
-    settings: Settings
-    pool: CountingPool
-    counters: Mapping[str, Counter]
-    templates: Mapping[str, ChatTemplate]
-    turnstile: Turnstile
+    facts: ModelFacts
+    counter: Counter
+    surfaces: frozenset[Surface]
+    max_model_len: int
+    told_by_bytes: bool
+
+
+class CountingStage:
+    """Counts prompts with the models' own tokenizers and templates.
+
+    Args:
+        settings: which models and size classes there are.
+        pool: where large bodies are counted.
+        counters: the models' tokenizers.
+        templates: the models' chat templates.
+        turnstile: where what is being counted is charged.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: CountingPool,
+        counters: Mapping[str, Counter],
+        templates: Mapping[str, ChatTemplate],
+        turnstile: Turnstile,
+    ) -> None:
+        self.pool, self.counters, self.turnstile = pool, counters, turnstile
+        self._models = {
+            name: _model(section, counters[name], templates[name])
+            for name, section in settings.document.model.items()
+        }
+        self._bounds = tuple((s.name, s.max_prompt_tokens) for s in settings.sizes)
+        # Size classes, each with the tokens above which a prompt is in it.
+        lowest = (0, *(most for _, most in self._bounds))
+        self._from = tuple(zip((name for name, _ in self._bounds), lowest, strict=False))
 
     async def classify(
         self, visit: Visit, principal: Principal, surface: Surface, body: Mapping[str, Any]
@@ -48,58 +76,69 @@ class CountingStage:
             Refused: ``bad_request``, ``prompt_too_long``, a full queue, or ``ingress_full``; the
                 size class is noted before if only one is possible.
         """
-        model = visit.model or ""
-        served = self.settings.document.model[model]
-        if surface not in served.surfaces:
-            raise Refused(Outcome.BAD_REQUEST, f"{model} does not serve {surface}.", param="model")
+        name = visit.model or ""
+        model, size_bytes = self._models[name], visit.body_bytes
+        if surface not in model.surfaces:
+            raise Refused(Outcome.BAD_REQUEST, f"{name} does not serve {surface}.", param="model")
         # The bytes of a file or an image say nothing about its tokens, and a query counts often.
-        told_by_bytes = surface not in _NOT_TOLD_BY_BYTES and not (
-            served.image_tokens or served.audio_tokens
-        )
-        permitted = self._permitted(visit.body_bytes if told_by_bytes else 1 << 62)
+        told = model.told_by_bytes and surface not in _NOT_TOLD_BY_BYTES
+        permitted = self._permitted(size_bytes if told else 1 << 62)
         visit.size_class = permitted[0] if len(permitted) == 1 else None
-        groups = [(model, name, principal.service_class) for name in permitted]
+        groups = [(name, size, principal.service_class) for size in permitted]
         started_s = visit.marks.clock()
-        self.turnstile.begin_counting(groups, visit.body_bytes)
-        try:
-            asked, counted = await self.pool.work(
-                visit.body_bytes, lambda: self._read_and_count(surface, model, body)
-            )
-        finally:
-            self.turnstile.end_counting(groups, visit.body_bytes)
+        if self.pool.at_once(size_bytes):
+            self.turnstile.refuse_if_full(groups, size_bytes)
+            asked, counted = self._read_and_count(surface, model, body)
+        else:
+            asked, counted = await self._in_a_thread(groups, surface, model, body, size_bytes)
         visit.classify_s = visit.marks.clock() - started_s
-        exact = self.counters[model].method if asked.texts else "ids"
-        visit.classify_method = asked.method or exact
+        visit.classify_method = asked.method or (model.counter.method if asked.texts else "ids")
         visit.prompt_tokens = counted.tokens
-        bounds = [(s.name, s.max_prompt_tokens) for s in self.settings.sizes]
         # What generates nothing may fill the context.
-        context = served.max_model_len + (0 if SURFACES[surface].generates else 1)
-        visit.size_class = classify.classify(counted.tokens, counted.largest, bounds, context)
+        context = model.max_model_len + (0 if SURFACES[surface].generates else 1)
+        visit.size_class = classify.classify(counted.tokens, counted.largest, self._bounds, context)
         return asked
 
+    async def _in_a_thread(
+        self,
+        groups: Sequence[tuple[str, str, str]],
+        surface: Surface,
+        model: _Model,
+        body: Mapping[str, Any],
+        size_bytes: int,
+    ) -> tuple[Countable, Counted]:
+        """Other requests come meanwhile: until it is counted, it is charged wherever it may go."""
+        self.turnstile.begin_counting(groups, size_bytes)
+        try:
+            return await self.pool.work(
+                size_bytes, lambda: self._read_and_count(surface, model, body)
+            )
+        finally:
+            self.turnstile.end_counting(groups, size_bytes)
+
     def _read_and_count(
-        self, surface: Surface, model: str, body: Mapping[str, Any]
+        self, surface: Surface, model: _Model, body: Mapping[str, Any]
     ) -> tuple[Countable, Counted]:
         """What is asked, and the exact sum of its prompts' tokens and the largest prompt's."""
-        served = self.settings.document.model[model]
-        facts = ModelFacts(
-            self.templates[model],
-            Media(served.image_tokens, served.audio_tokens),
-            served.transcription_tokens,
-        )
-        asked = countable(surface, body, facts)
-        cap = _cap(asked, served.max_model_len)
-        limit = self.settings.sizes[-1].max_prompt_tokens
-        return asked, count_prompts(self.counters[model], asked, cap, limit)
+        asked = countable(surface, body, model.facts)
+        cap = _cap(asked, model.max_model_len)
+        return asked, count_prompts(model.counter, asked, cap, self._bounds[-1][1])
 
     def _permitted(self, size_bytes: int) -> list[str]:
         """Size classes that so many bytes allow: a token has at least one byte."""
-        names, lower = [], 0
-        for size in self.settings.sizes:
-            if lower <= size_bytes + SPECIALS:
-                names.append(size.name)
-            lower = size.max_prompt_tokens
-        return names
+        most = size_bytes + SPECIALS
+        return [name for name, lowest in self._from if lowest <= most]
+
+
+def _model(section: schema.Model, counter: Counter, template: ChatTemplate) -> _Model:
+    media = Media(section.image_tokens, section.audio_tokens)
+    return _Model(
+        ModelFacts(template, media, section.transcription_tokens),
+        counter,
+        frozenset(section.surfaces),
+        section.max_model_len,
+        not (section.image_tokens or section.audio_tokens),
+    )
 
 
 def _cap(asked: Countable, max_model_len: int) -> int | None:
@@ -121,8 +160,9 @@ def count_prompts(counter: Counter, asked: Countable, cap: int | None, limit: in
     No prompt counts for more than ``cap``, because the engine cuts it there.
     """
     specials = asked.add_special_tokens
-    before = counter.count(asked.shared, add_special_tokens=specials, stop_above=limit).tokens
-    shared = before if asked.shared else 0
+    shared = 0
+    if asked.shared:
+        shared = counter.count(asked.shared, add_special_tokens=specials, stop_above=limit).tokens
     given = [size if cap is None else min(size, cap) for size in asked.given_tokens]
     tokens, largest = sum(given), max(given, default=0)
     for text in asked.texts:

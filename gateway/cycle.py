@@ -55,6 +55,7 @@ class Cycle:
         ending: set when the caller leaves.
         keep_alive: the connection may serve another request after the answer.
         started: the answer has begun.
+        task: what runs the application.
         complete: the answer is whole.
         unread_bytes: of the body, not yet taken by the application.
     """
@@ -77,6 +78,7 @@ class Cycle:
         "keep_alive",
         "scope",
         "started",
+        "task",
         "unread_bytes",
     )
 
@@ -89,6 +91,7 @@ class Cycle:
         expects_continue: bool,
     ) -> None:
         self._connection = connection
+        self.task: asyncio.Task[None] | None = None
         self.scope = scope
         self.ending = scope["sluicegate.ending"] = Ending()
         self.keep_alive = keep_alive

@@ -12,6 +12,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from gateway import schema
+from gateway.origin import UNIX
 
 __all__ = ["Endpoint", "EngineTlsError", "engine_context"]
 
@@ -42,7 +43,7 @@ class Endpoint:
     @property
     def unix_path(self) -> str | None:
         """The path of a unix socket."""
-        return self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+        return self.url.removeprefix(UNIX) if self.url.startswith(UNIX) else None
 
     @property
     def base_url(self) -> str:

@@ -6,7 +6,7 @@ What relayed requests find out (refused, cut, answered) comes in here too.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import MappingProxyType
@@ -24,13 +24,15 @@ from gateway.health import (
     after_silence,
     after_success,
 )
-from gateway.scrape import parse_metrics
+from gateway.scrape import Scrape, parse_metrics
 from gateway.wire import OUR_ERRNOS
 
 __all__ = ["Prober", "Probing", "http_client"]
 
 HEALTH_BYTES = 64 << 10
 METRICS_BYTES = 4 << 20
+# A page beyond it, of very many engine cores, takes too long to read on the loop.
+PARSE_INLINE_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ def http_client(endpoint: Endpoint, timeout_s: float) -> httpx.AsyncClient:
     # A context is costly to make, and httpx makes one even where there is no TLS. This one trusts
     # nobody, should it be used all the same.
     tls = endpoint.tls or SSLContext(PROTOCOL_TLS_CLIENT)
-    headers = {} if endpoint.host_header is None else {"host": endpoint.host_header}
+    # Nothing compressed: bounds on bytes are to hold for what is kept.
+    headers = {"accept-encoding": "identity"}
+    if endpoint.host_header is not None:
+        headers["host"] = endpoint.host_header
     return httpx.AsyncClient(
         base_url=endpoint.base_url,
         headers=headers,
@@ -61,10 +66,9 @@ def http_client(endpoint: Endpoint, timeout_s: float) -> httpx.AsyncClient:
 
 
 class Prober:
-    """Probes engines until cancelled, and tells of each change.
+    """Probes the engines that it is told to watch, and tells of each change.
 
     Args:
-        engines: to begin with; more are added by ``watch``. Names alone are addresses.
         probing: how often, how long, and when an engine counts as down.
         clock: monotonic seconds.
         on_change: called, on the loop, when ``up``, ``epoch`` or ``epochs.mixed`` differ, and when
@@ -74,16 +78,13 @@ class Prober:
 
     def __init__(
         self,
-        engines: Iterable[str] | Mapping[str, Endpoint],
         probing: Probing,
         clock: Callable[[], float],
         on_change: Callable[[EngineHealth, EngineHealth], None],
         on_page: Callable[[EngineHealth], None] = lambda _: None,
     ) -> None:
-        self._endpoints: dict[str, Endpoint] = (
-            dict(engines) if isinstance(engines, Mapping) else {e: Endpoint(e) for e in engines}
-        )
-        self._health = {engine: EngineHealth(engine) for engine in engines}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._health: dict[str, EngineHealth] = {}
         self._probing = probing
         self._clock = clock
         self._on_change = on_change
@@ -105,11 +106,11 @@ class Prober:
 
     # -- which engines ---------------------------------------------------------------------
 
-    def watch(self, engine: str, endpoint: Endpoint | None = None, *, known: bool = False) -> None:
+    def watch(self, engine: str, endpoint: Endpoint, *, known: bool = False) -> None:
         """Probe one more engine; with ``known`` the same one in another way."""
         health = self._health[engine] if known else EngineHealth(engine)
         self.forget(engine)
-        self._endpoints[engine] = endpoint or Endpoint(engine)
+        self._endpoints[engine] = endpoint
         self._health[engine] = health
         self._note_probed()
         if self._group is not None:
@@ -145,7 +146,9 @@ class Prober:
 
     def replied(self, engine: str) -> None:
         """A request was answered, with whatever."""
-        self._change(engine, after_reply)
+        health = self._health.get(engine)
+        if health is not None and health.breaker.failures:  # else there is nothing to forget
+            self._set(after_reply(health))
 
     def _change(self, engine: str, change: Callable[[EngineHealth], EngineHealth]) -> None:
         health = self._health.get(engine)
@@ -211,8 +214,13 @@ class Prober:
             status, page = await self.get(client, engine, "/metrics", METRICS_BYTES)
         except (httpx.HTTPError, TimeoutError):
             return  # shown figures go stale; health does not rest on them
-        text = page.decode(errors="replace") if status == 200 else ""
-        scrape = parse_metrics(text)
+        if len(page) >= METRICS_BYTES:
+            return  # sums over a part of a page would be wrong figures
+        scrape = parse_metrics("")
+        if status == 200 and len(page) <= PARSE_INLINE_BYTES:
+            scrape = _figures(page)
+        elif status == 200:
+            scrape = await asyncio.to_thread(_figures, page)
         self._change(engine, lambda h: after_scrape(h, scrape, self._clock(), self._probing.rules))
         if engine in self._health:
             self._on_page(self._health[engine])
@@ -228,7 +236,7 @@ class Prober:
             client.stream("GET", path, extensions=extensions) as answer,
         ):
             parts, size = [], 0
-            async for part in answer.aiter_bytes():
+            async for part in answer.aiter_raw():
                 parts.append(part)
                 size += len(part)
                 if size >= limit_bytes:
@@ -249,6 +257,10 @@ class Prober:
             self._probed.set()
         else:
             self._probed.clear()
+
+
+def _figures(page: bytes) -> Scrape:
+    return parse_metrics(page.decode(errors="replace"))
 
 
 def _shown(health: EngineHealth) -> tuple[bool, int, bool]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gateway.command import UsageError, add_group, add_verb
+from gateway.command import UsageError, add_group, add_json, add_verb
 from gateway.config import load
 from gateway.counters import load_counters
 from gateway.keys import known_service_class, list_keys, make_key, revoke_key
@@ -104,19 +104,23 @@ def add_file_verbs(verbs: Any) -> None:
     check = add_verb(
         verbs, "check", _check, "validate a configuration and print what it means", _CHECK
     )
-    check.add_argument("--config", type=Path, required=True, metavar="FILE")
-    check.add_argument("--json", action="store_true")
+    check.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="the configuration, in TOML"
+    )
+    add_json(check)
     keys = add_group(verbs, "keys", "make, list and revoke keys for callers", _NEW)
     new = add_verb(keys, "new", _new, "make a key, show it once, keep its digest", _NEW)
     new.add_argument("id", help="1 to 32 of a-z, 0-9 and hyphen; it stands in the log")
-    new.add_argument("--service-class", required=True, metavar="NAME")
+    new.add_argument(
+        "--service-class", required=True, metavar="NAME", help="a [service.NAME] of the gateway"
+    )
     revoke = add_verb(keys, "revoke", _revoke, "take a key out of the file", _REVOKE)
-    revoke.add_argument("id")
+    revoke.add_argument("id", help="as it was given to keys new")
     listing = add_verb(keys, "list", _list, "list keys and what they grant", _LIST)
     for verb in (new, listing, revoke):
         verb.add_argument("--keys-file", type=Path, metavar="FILE", help="default: --config's")
         verb.add_argument("--config", type=Path, metavar="FILE", help="of the gateway")
-        verb.add_argument("--json", action="store_true")
+        add_json(verb)
 
 
 _CHECK = """  sluicegate check --config config/gateway.toml

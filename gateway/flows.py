@@ -7,7 +7,7 @@ share: the queue caps, the maximum age, the callers' own caps. Cost is
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from gateway.lease import Hold, Obstacle
     from gateway.ledger import EngineLedger
 
-__all__ = ["Flow", "Group", "Ticket"]
+__all__ = ["Flow", "Group", "Ticket", "share_out"]
 
 STALL_SHARE_OF_AGE = 0.25
 STALL_LEAST_S = 2.0
 TARGET_LEAST_SHARE = 0.25
+# An overload begins with few samples: of ten, the largest stands for their p95.
+FIRST_EVENTS_LEAST = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +35,8 @@ class Ticket:
     ``kv_tokens`` is what it is charged of the KV cache: every prompt token and the output it is
     expected to make. ``charged`` is what its last dispatch took from its flow's deficit, and
     ``given_back`` what of that came back with it while it waits again. It keeps away from the
-    engines it ``avoids``; ``shunned`` are those of them that it need not go to now.
+    engines it ``avoids``; ``shunned`` are those of them that it need not go to now. ``due_s`` is
+    when it was predicted to start, where it had to wait and that was known.
     """
 
     id: int
@@ -50,6 +53,7 @@ class Ticket:
     cost: float
     kv_tokens: int = field(init=False)
     charged: float = 0.0
+    due_s: float | None = None
     given_back: float = 0.0
     avoids: "tuple[EngineLedger, ...]" = ()
     shunned: "tuple[EngineLedger, ...]" = ()
@@ -79,7 +83,7 @@ class Group:
     paused: bool = False
     in_flight: dict[str, int] = field(default_factory=dict)
     _outputs: RecentP95 = field(default_factory=RecentP95)
-    _first_events_s: RecentP95 = field(default_factory=RecentP95)
+    _first_events_s: RecentP95 = field(default_factory=lambda: RecentP95(FIRST_EVENTS_LEAST))
 
     @property
     def target_wait_s(self) -> float | None:
@@ -87,12 +91,15 @@ class Group:
 
         Unless configured, what the TTFT limit leaves beside the p95 of dispatch to first event, so
         that what is admitted can still meet its contract; and at least a quarter of the limit, or
-        engines that are slow by themselves would make everything that waits be refused.
+        engines that are slow by themselves would make everything that waits be refused. Dispatch
+        is the predicted one, where there was a prediction: turns come in lumps, and what is
+        admitted under overload has all of it a wait near the target, so that half would be late
+        if predictions were right on average.
         """
         spec = self.spec
         if spec.target_wait_s is not None or spec.ttft_limit_s is None:
             return spec.target_wait_s
-        left_s = spec.ttft_limit_s - (self._first_events_s.value or 0.0)
+        left_s = spec.ttft_limit_s - max(0.0, self._first_events_s.value or 0.0)
         return max(left_s, TARGET_LEAST_SHARE * spec.ttft_limit_s)
 
     def output_charge(self, max_tokens: int | None, slots: int) -> int:
@@ -107,7 +114,10 @@ class Group:
         self._outputs.add(output_tokens)
 
     def first_event(self, seconds: float) -> None:
-        """Learn how long engines take from dispatch to the first event."""
+        """Learn after how long, from its dispatch as predicted, a request's first event came.
+
+        Negative: it came before it was predicted to be dispatched.
+        """
         self._first_events_s.add(seconds)
 
     def count(self, requests: int, body_bytes: int) -> None:
@@ -141,7 +151,8 @@ class Flow:
     ``accepts`` is false once the configuration no longer names the flow: what waits drains on the
     engines it had. ``routed`` is false then, and for an arm that the route table no longer names:
     that drains on the pool of the other arm; neither has reservations of its own. ``running``
-    requests hold a lease; ``head`` is the first waiting ticket.
+    requests hold a lease; ``head`` is the first waiting ticket. ``share`` is its part of the
+    ring's weights, ``ring_rate`` how fast all flows of the ring are served together.
     """
 
     def __init__(self, key: FlowKey, group: Group, weight: float, beta: float) -> None:
@@ -160,6 +171,7 @@ class Flow:
         self.deficit = 0.0
         self.given_back = 0.0
         self.rate = ServiceRate()
+        self.ring_rate = ServiceRate()
         self.engines: tuple[EngineLedger, ...] = ()
         self.limits: tuple[EngineLimits, ...] = ()
         self.slots = 0
@@ -186,6 +198,11 @@ class Flow:
         self.engines = tuple(e for e in pool if not enforced or e.takes(self.size_class))
         self.limits = tuple({e.configured: None for e in self.engines})
         self.slots = sum(e.configured.slots for e in self.engines)
+
+    def served(self, cost: float, now: float) -> None:
+        """``cost`` leaves this queue for an engine: what it and its ring were served."""
+        self.rate.served(cost, now, self.stall_s)
+        self.ring_rate.served(cost, now, self.stall_s)
 
     @property
     def stall_s(self) -> float:
@@ -217,6 +234,7 @@ class Flow:
         The caps are charged but not checked: there is no more to come back than what ran. What
         was given back belongs to the ticket: it goes again if the ticket ends without a dispatch.
         """
+        ticket.due_s = None
         self.append(ticket, now)
         self.queue.move_to_end(ticket.id, last=False)
         self.head = ticket
@@ -267,3 +285,12 @@ class Flow:
             f"<{key.model}/{key.size_class}/{key.service_class}/{key.arm}: "
             f"{len(self.queue)} queued, deficit {self.deficit:.0f}>"
         )
+
+
+def share_out(flows: Sequence[Flow]) -> ServiceRate:
+    """Tell the flows of a new ring their shares; returns the rate at which all are served."""
+    weights, rate = sum(f.weight for f in flows), ServiceRate()
+    for flow in flows:
+        flow.share = flow.weight / weights
+        flow.ring_rate = rate
+    return rate

@@ -45,7 +45,7 @@ def judge(
             hosts += 1
         elif name in _FRAMING:
             framing.append((name, value.lower()))
-    if len(framing) > 1 or (framing and not _plain(*framing[0])):
+    if len(framing) > 1 or (framing and not _plain(*framing[0], version)):
         return Outcome.BAD_REQUEST, "The body's framing must be one length or plain chunks."
     if version not in {"1.1", "1.0"} or upgrade:
         return Outcome.BAD_REQUEST, "Only HTTP/1.1 is spoken here, without upgrades."
@@ -59,7 +59,8 @@ def head_bytes(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
     return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
-def _plain(name: bytes, value: bytes) -> bool:
+def _plain(name: bytes, value: bytes, version: str) -> bool:
     if name == b"content-length":
         return len(value) <= _MAX_LENGTH_DIGITS
-    return value == b"chunked"
+    # RFC 9112, 6.1: chunks in HTTP/1.0 have passed a reader that does not know them.
+    return value == b"chunked" and version != "1.0"

@@ -4,11 +4,12 @@ Pure: no I/O, no clock.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from gateway.domain import Outcome, Refused, Surface
+from gateway.sent import Sent
 from gateway.surfaces import SURFACES, BodyForm, ErrorForm
 
 __all__ = [
@@ -23,14 +24,13 @@ __all__ = [
     "trace_id",
 ]
 
-Headers = Iterable[tuple[bytes, bytes]]
-
 # The only paths there are: engines leave several inference and admin paths unauthenticated.
-_PATHS: Mapping[str, Surface] = MappingProxyType(
-    {path: surface for surface, row in SURFACES.items() for path in row.paths}
+_PATHS: Mapping[bytes, Surface] = MappingProxyType(
+    {path.encode(): surface for surface, row in SURFACES.items() for path in row.paths}
 )
 TARGETS = MappingProxyType({surface: row.paths[0].encode() for surface, row in SURFACES.items()})
 _ONE_MODEL = "/v1/models/"
+_MODEL_BYTES = _ONE_MODEL.encode()
 # As names are configured, without a step up or down the path.
 _MODEL_PATH = re.compile(r"/v1/models/[A-Za-z0-9._:/-]{1,128}")
 _ONE_RESPONSE = "/v1/responses/"
@@ -40,10 +40,11 @@ _TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 def surface_at(scope: Mapping[str, Any]) -> Surface | None:
     """The surface whose path this is, if any, whatever the method: it has the error form."""
-    path: str = scope["path"]
-    if scope["raw_path"].startswith(_ONE_MODEL.encode()) and _is_model_path(path):
+    raw_path: bytes = scope["raw_path"]
+    found = _PATHS.get(raw_path)
+    if found is None and raw_path.startswith(_MODEL_BYTES) and _is_model_path(scope["path"]):
         return Surface.MODELS
-    return _PATHS.get(path) if scope["raw_path"] == path.encode() else None
+    return found
 
 
 def _is_model_path(path: str) -> bool:
@@ -89,10 +90,9 @@ def check_query(scope: Mapping[str, Any], surface: Surface) -> None:
         raise Refused(Outcome.BAD_REQUEST, "A query string is not taken here.")
 
 
-def check_declared_length(headers: Headers, limit_bytes: int) -> None:
+def check_declared_length(sent: Sent, limit_bytes: int) -> None:
     """Raises ``Refused`` (``body_too_large``) for a body that is declared larger than allowed."""
-    declared = next((value for name, value in headers if name == b"content-length"), b"0")
-    if int(declared) > limit_bytes:
+    if int(sent.get(b"content-length") or 0) > limit_bytes:
         message = f"The request body is larger than {limit_bytes} bytes."
         raise Refused(Outcome.BODY_TOO_LARGE, message)
 
@@ -102,37 +102,36 @@ _KINDS = MappingProxyType(
 )
 
 
-def check_content_type(headers: Headers, form: BodyForm = BodyForm.JSON) -> bytes:
+def check_content_type(sent: Sent, form: BodyForm = BodyForm.JSON) -> bytes:
     """The declared content type.
 
     Raises:
         Refused: ``bad_request`` with 415 where it is not exactly one, of ``form``.
     """
-    kinds = [value for name, value in headers if name == b"content-type"]
-    wanted = _KINDS.get(form, b"")
-    if len(kinds) != 1 or kinds[0].partition(b";")[0].strip().lower() != wanted:
+    kind, wanted = sent.get(b"content-type"), _KINDS.get(form, b"")
+    if kind is None or kind.partition(b";")[0].strip().lower() != wanted:
         message = f"The content type must be {wanted.decode()}."
         raise Refused(Outcome.BAD_REQUEST, message, status=415)
-    return kinds[0]
+    return kind
 
 
-def max_wait_s(headers: Headers) -> float | None:
+def max_wait_s(sent: Sent) -> float | None:
     """The caller's own bound on its wait, ``X-Sluicegate-Max-Wait`` in seconds.
 
     Raises:
         Refused: ``bad_request`` where it was sent and is not one plain number.
     """
-    values = [value for name, value in headers if name == b"x-sluicegate-max-wait"]
-    if not values:
+    if b"x-sluicegate-max-wait" not in sent:
         return None
-    if len(values) > 1 or not _SECONDS.fullmatch(values[0].strip()):
+    value = sent[b"x-sluicegate-max-wait"]
+    if value is None or not _SECONDS.fullmatch(value.strip()):
         message = "X-Sluicegate-Max-Wait must be one number of seconds."
         raise Refused(Outcome.BAD_REQUEST, message)
-    return float(values[0])
+    return float(value)
 
 
-def trace_id(headers: Headers) -> str | None:
+def trace_id(sent: Sent) -> str | None:
     """The trace id of one well-formed W3C ``traceparent``."""
-    values = [value for name, value in headers if name == b"traceparent"]
-    match = _TRACEPARENT.fullmatch(values[0]) if len(values) == 1 else None
+    parent = sent.get(b"traceparent")
+    match = None if parent is None else _TRACEPARENT.fullmatch(parent)
     return match.group(1).decode() if match else None

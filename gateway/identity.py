@@ -71,15 +71,13 @@ class Identity:
         self._leaving: list[Keeper] = []
         self.replace(keyring, issuers)
 
-    def replace(self, keyring: Keyring, issuers: Iterable[Issuer] | None = None) -> None:
-        """Put other keys in force, and other issuers unless ``None``: in one step.
+    def replace(self, keyring: Keyring, issuers: Iterable[Issuer]) -> None:
+        """Put other keys and other issuers in force, in one step.
 
         The key set of an issuer whose URL stays is kept; a file's is the one it holds now.
         """
         self._seen.clear()
         self.keyring = keyring
-        if issuers is None:
-            return
         before = self._keepers
         self._rules, self._keepers = {}, {}
         for issuer in issuers:

@@ -5,7 +5,7 @@ names its method. Pure: no I/O, no clock.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -69,10 +69,10 @@ def _tokenize(body: Mapping[str, Any], model: ModelFacts) -> Countable:
     silent = ("truncate_prompt_tokens", "n", "best_of", "stream", "reasoning_effort", "documents")
     said = {key: value for key, value in body.items() if key not in silent}
     if body.get("prompt") is None:
-        return replace(chat(said, model.template, model.media), max_tokens=0)
+        return chat(said, model.template, model.media)._replace(max_tokens=0)
     if not isinstance(body["prompt"], str):
         raise bad("prompt", "must be a string")
-    return replace(completion(said), max_tokens=0)
+    return completion(said)._replace(max_tokens=0)
 
 
 def _detokenize(body: Mapping[str, Any], model: ModelFacts) -> Countable:
@@ -92,7 +92,7 @@ def _inputs(body: Mapping[str, Any], model: ModelFacts) -> Countable:
             model.media,
             generation_by_default=False,
         )
-        return replace(asked, max_tokens=0, stream=False)
+        return asked._replace(max_tokens=0, stream=False)
     texts, given = prompts(body, "input")
     return Countable(
         texts=texts,

@@ -27,7 +27,7 @@ def issuer_of(
         table.principal_claim,
         table.models_claim,
         table.surfaces_claim,
-        tuple((service, _cap(table, given)) for service, given in services.items()),
+        tuple((s, given.in_flight_cap(table.max_in_flight)) for s, given in services.items()),
     )
     rules = TokenRules(
         name,
@@ -41,11 +41,6 @@ def issuer_of(
     path = keys_path if table.jwks_file is not None else ""
     source = KeySource(table.jwks_url or "", path, table.refresh_s, table.max_stale_s)
     return Issuer(rules, source, key_set)
-
-
-def _cap(table: schema.JwtIssuer, service: schema.Service) -> int | None:
-    caps = [cap for cap in (table.max_in_flight, service.max_in_flight) if cap is not None]
-    return min(caps, default=None)
 
 
 def key_set_of(table: schema.JwtIssuer, raw: bytes) -> KeySet:

@@ -62,8 +62,7 @@ class EngineLedger:
         self.retired = False
         self.up = False
         self.usable = False
-        self.draining = False
-        self.paused = False
+        self.draining = self.paused = False
         self.down_since_s = now
         self.ramp_from_s: float | None = None
         self.version = 0
@@ -241,17 +240,21 @@ class EngineLedger:
             lease: whose prompt has been computed.
             now: the moment of the first data event, where it was seen: it teaches the rate.
         """
-        if not lease.prefilling:
+        if not self._end_prefill(lease):
             return
-        lease.prefilling = False
-        self.unary.pop(lease.id, None)
-        self._charge_prefill(lease.flow, -lease.ticket.prompt_tokens)
-        self.prefilling[lease.flow.size_class] -= 1
         self._changed()
         if now is not None and lease.ticket.streamed:
             tokens = lease.prefill_ahead_tokens + lease.ticket.prompt_tokens
             self.rate = learnt_prefill_rate(self.rate, tokens, now - lease.dispatched_s)
             self._end_older_unary(lease)
+
+    def _end_prefill(self, lease: Lease) -> bool:
+        ended, lease.prefilling = lease.prefilling, False
+        if ended:
+            self.unary.pop(lease.id, None)
+            self._charge_prefill(lease.flow, -lease.ticket.prompt_tokens)
+            self.prefilling[lease.flow.size_class] -= 1
+        return ended
 
     def grow(self, lease: Lease, output_tokens: int) -> None:
         """True the KV charge up when an answer, all its sequences, grows past the estimate."""
@@ -264,7 +267,7 @@ class EngineLedger:
 
     def release(self, lease: Lease) -> None:
         """Give everything back. The owner of the leases sees to it that this happens once."""
-        self.prefill_done(lease)
+        self._end_prefill(lease)
         self._charge_slots(lease.flow, -lease.ticket.slots)
         self.kv_used -= lease.kv_tokens
         self._changed()
@@ -393,8 +396,5 @@ class EngineLedger:
 
     def __repr__(self) -> str:
         held = f" held for {self.hold.flow.key}" if self.hold else ""
-        return (
-            f"<{self.name}: {self.slots_used}/{self.slot_limit} slots, "
-            f"{self.prefill_used}/{self.limits.prefill_tokens} prefill, "
-            f"{self.kv_used}/{self.limits.kv_tokens} kv{held}>"
-        )
+        used = f"{self.slots_used}/{self.slot_limit} slots, {self.prefill_used} prefill"
+        return f"<{self.name}: {used}, {self.kv_used} kv{held}>"

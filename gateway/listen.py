@@ -9,17 +9,19 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 
+from gateway.framing import EdgeLimits
+from gateway.handshake import Handshakes
+from gateway.origin import UNIX
 from gateway.tls import Certificates
 
 __all__ = ["Listener", "listening"]
-
-UNIX = "unix:"
 
 
 class Listener(uvicorn.Server):
@@ -28,16 +30,27 @@ class Listener(uvicorn.Server):
     Args:
         config: of the application; ``host`` may be ``unix:PATH``.
         certificates: None for plain text.
+        limits: bound the handshakes that are under way.
     """
 
-    def __init__(self, config: uvicorn.Config, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        certificates: Certificates | None = None,
+        limits: EdgeLimits | None = None,
+    ) -> None:
         super().__init__(config)
         self.certificates = certificates
         self.listening = asyncio.Event()
         self.bound: socket.socket | None = None
         if certificates is not None:
-            context = certificates.context
-            config.ssl_context_factory = lambda _config, _default: context
+            limits = limits or EdgeLimits()
+            # uvicorn listens for plain text; TLS is begun on what it accepts.
+            speak = cast("Callable[..., asyncio.Protocol]", config.http)
+            begun = Handshakes(
+                certificates.context, speak, limits.max_connections, limits.header_timeout_s
+            )
+            config.http = cast("type[asyncio.Protocol]", begun)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, and say so."""

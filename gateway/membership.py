@@ -5,10 +5,9 @@ its address; one that was looked up has one of its pool's own names. Pure: no I/
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
-from gateway import replicas, schema
+from gateway import schema
 from gateway.domain import EngineLimits
 from gateway.replicas import share_all
 from gateway.routing import Route, RouteTable
@@ -18,7 +17,6 @@ __all__ = [
     "Members",
     "carried",
     "engines_of",
-    "in_words",
     "limits_of",
     "named",
     "topology",
@@ -56,7 +54,7 @@ def engines_of(members: Members) -> dict[str, str]:
 def topology(table: RouteTable, members: Members, limits: Mapping[str, EngineLimits]) -> Topology:
     """What the admission core needs to know of engines, pools and routes."""
     pools = {name: tuple(engines) for name, engines in members.items()}
-    return replace(table, pools=pools).topology(limits)
+    return Topology(limits, pools, table.views())
 
 
 def users_of(members: Members, routes: Iterable[Route]) -> dict[str, set[tuple[str, str]]]:
@@ -86,16 +84,6 @@ def limits_of(
     # Replicas know an engine by its address: each may have given it another name.
     mine = share_all(_whole(pools, members), *replica, _served(members, routes))
     return {engine: mine[address] for engine, address in engines_of(members).items()}
-
-
-def in_words(
-    pools: Mapping[str, EngineLimits],
-    members: Members,
-    routes: Iterable[Route],
-    replica: tuple[int, int],
-) -> list[str]:
-    """What this gateway may do on each engine, a line an engine; arguments as ``limits_of``."""
-    return replicas.in_words(_whole(pools, members), *replica, _served(members, routes))
 
 
 def _whole(pools: Mapping[str, EngineLimits], members: Members) -> dict[str, EngineLimits]:

@@ -71,14 +71,20 @@ def write_form(form: Form, changes: Mapping[str, str]) -> tuple[bytes, bytes]:
     """The content type and body of ``form`` with the fields in ``changes`` instead of its own."""
     file = form[_FILE]
     content = file if isinstance(file, bytes) else b""
-    # Nobody can put its own digest into a file, so the boundary does not occur in it.
-    boundary = b"sluicegate-" + blake2b(content, digest_size=24).hexdigest().encode()
+    fields = [
+        (name.encode(), one.encode())
+        for name, value in {**form, **changes}.items()
+        for one in (value if isinstance(value, list) else [value])
+        if isinstance(one, str)
+    ]
+    # Nobody can put a digest of all that is sent into what is sent, so the boundary does not
+    # occur in it, be it the file or a text.
+    digest = blake2b(content, digest_size=24)
+    for _, text in fields:
+        digest.update(text)
+    boundary = b"sluicegate-" + digest.hexdigest().encode()
     start = b"--" + boundary + b'\r\ncontent-disposition: form-data; name="%b"'
-    whole = b""
-    for name, value in {**form, **changes}.items():
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str):
-                whole += (start % name.encode()) + b"\r\n\r\n" + one.encode() + b"\r\n"
+    whole = b"".join((start % name) + b"\r\n\r\n" + text + b"\r\n" for name, text in fields)
     head = (start % b"file") + b'; filename="audio"\r\ncontent-type: application/octet-stream'
     body = b"".join((whole, head, b"\r\n\r\n", content, b"\r\n--", boundary, b"--\r\n"))
     return b"multipart/form-data; boundary=" + boundary, body

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.command import UsageError, add_group, add_verb
-from gateway.several import Admin, change_limits, client_tls
+from gateway.admin_client import Admin, change_limits, client_tls
+from gateway.command import UsageError, add_group, add_json, add_verb
 
 __all__ = ["add_operator_verbs"]
 
@@ -182,39 +182,55 @@ def add_operator_verbs(verbs: Any) -> None:
     limits = add_group(verbs, "limits", "show and change the limits of running gateways", _LIMITS)
     _address(add_verb(limits, "show", _show, "show the limits in force", _SHOW))
     setting = add_verb(limits, "set", _set, "set limits, on all gateways or on none", _SET)
-    setting.add_argument("assignment", nargs="+", metavar="PATH=VALUE")
+    setting.add_argument(
+        "assignment",
+        nargs="+",
+        metavar="PATH=VALUE",
+        help="a path as limits show prints it; default takes it back",
+    )
     _address(setting, expires=True)
     said = "refuse new requests of a flow, or give an engine none"
     pause = add_verb(limits, "pause", _pause, said, _PAUSE)
-    pause.add_argument("target", nargs="+", metavar="flow.SIZE.SERVICE|engine.ADDRESS")
-    _address(pause, expires=True)
     resume = add_verb(limits, "resume", _resume, "take a pause back", _RESUME)
-    resume.add_argument("target", nargs="+", metavar="flow.SIZE.SERVICE|engine.ADDRESS")
-    _address(resume)
+    for verb in (pause, resume):
+        verb.add_argument(
+            "target",
+            nargs="+",
+            metavar="TARGET",
+            help="flow.SIZE.SERVICE, flow.MODEL.SIZE.SERVICE or engine.ADDRESS",
+        )
+        _address(verb, expires=verb is pause)
     _address(add_verb(verbs, "reload", _reload, "read the configuration and keys anew", _RELOAD))
     _address(add_verb(verbs, "usage", _usage, "sum what each caller has used", _USAGE))
     engines = add_group(verbs, "engines", "ask engines what they can do", _PROBE)
     probe = add_verb(
         engines, "probe", _probe, "find out whether an idle engine honours priorities", _PROBE
     )
-    probe.add_argument("url", metavar="URL")
+    probe.add_argument("url", metavar="URL", help="of the engine, not of a gateway")
     probe.add_argument("--model", required=True, metavar="NAME", help="as the engine calls it")
     probe.add_argument("--api-key-file", type=Path, metavar="FILE", help="the engine's own key")
-    probe.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="(60)")
-    probe.add_argument("--json", action="store_true")
+    probe.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for all of it (60)"
+    )
+    add_json(probe)
 
 
 def _address(parser: Any, *, expires: bool = False) -> None:
     parser.add_argument(
-        "--admin-url", action="append", metavar="URL", help=f"several: all or none ({ADMIN_URL})"
+        "--admin-url",
+        action="append",
+        metavar="URL",
+        help=f"a gateway's admin listener; of several, all change or none ({ADMIN_URL})",
     )
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help=f"default: ${TOKEN_VARIABLE}"
     )
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="that signs their certificate")
+    parser.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help="authority of their certificates"
+    )
     parser.add_argument("--cert-file", type=Path, metavar="FILE", help="shown to them")
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="of --cert-file")
-    parser.add_argument("--json", action="store_true")
+    add_json(parser)
     if expires:
         parser.add_argument(
             "--expires", type=float, metavar="SECONDS", help="then it is as configured again"

@@ -1,12 +1,15 @@
-"""Decides what an engine's address means: host and port, TLS or not, or a unix socket.
+"""Decides what an address means: host and port, TLS or not, or a unix socket.
 
 Pure: no I/O, no clock.
 """
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-__all__ = ["Origin"]
+__all__ = ["UNIX", "Origin", "is_loopback"]
+
+UNIX = "unix:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,8 @@ class Origin:
         Raises:
             ValueError: it is none of these.
         """
-        if url.startswith("unix:/"):
-            return cls("engine", 80, path=url.removeprefix("unix:"))
+        if url.startswith(f"{UNIX}/"):
+            return cls("engine", 80, path=url.removeprefix(UNIX))
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"engine address {url!r}: must be http://host:port")
@@ -43,3 +46,11 @@ class Origin:
         """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}".encode("ascii")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``, a name or an IP address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -10,7 +10,7 @@ refused; images and audio count by the model's configured estimate. Pure: no I/O
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.domain import Outcome, Refused
 from gateway.fields import bad, flag, objects, reject_present, text, whole_number
@@ -37,6 +37,9 @@ _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text"} | {
 }
 _IMAGES = frozenset(("image_url", "input_image"))
 _AUDIO = frozenset(("audio_url", "input_audio"))
+_CHANGE_LENGTH = frozenset(
+    ("chat_template", "prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
+)
 # Claude Code writes a line of its own into system texts, new with each request.
 _BILLING = "x-anthropic-billing-header"
 # vLLM's own default for completions; chat has none.
@@ -62,8 +65,7 @@ class Media:
 NO_MEDIA = Media()
 
 
-@dataclass(frozen=True, slots=True)
-class Countable:
+class Countable(NamedTuple):
     """What a request asks of an engine, before its tokens are counted.
 
     ``texts`` are to be tokenised, ``given_tokens`` are the sizes of prompts that came as token
@@ -119,7 +121,8 @@ def chat(
     Raises:
         Refused: ``bad_request`` naming the field at fault.
     """
-    reject_present(body, "chat_template", "prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
+    if not _CHANGE_LENGTH.isdisjoint(body):
+        reject_present(body, *_CHANGE_LENGTH)
     generation = flag(body, "add_generation_prompt", default=generation_by_default)
     continues = flag(body, "continue_final_message", default=False)
     if generation and continues:
@@ -188,8 +191,12 @@ class _Messages:
         if not isinstance(value, dict) or not isinstance(value.get("role"), str):
             raise bad(at, "must be an object with a role")
         role = value["role"]
-        parts = list(self._parts(value.get("content"), at, is_system=role == "system"))
-        message: dict[str, Any] = {"role": role, "content": self._content(role, parts)}
+        content = value.get("content")
+        # A text for a template of texts, which is the most common, is what it is.
+        if not isinstance(content, str) or self._as_parts or content.startswith(_BILLING):
+            parts = list(self._parts(content, at, is_system=role == "system"))
+            content = self._content(role, parts)
+        message: dict[str, Any] = {"role": role, "content": content}
         if role == "assistant":
             message |= self._assistant_fields(value, at)
         if role == "tool" and "tool_call_id" in value:
@@ -252,7 +259,7 @@ class _Messages:
 
 def _without_developer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages for a template that does not know the developer: one system message, first."""
-    if all(message["role"] != "developer" for message in messages):
+    if "developer" not in [message["role"] for message in messages]:
         return messages
     systems = [m for m in messages if m["role"] in {"developer", "system"}]
     if len(systems) == 1 and systems[0] is messages[0]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from gateway.auth import new_key
+from gateway.keys import make_key
 
 __all__ = ["SERVICES", "EngineFacts", "Quickstart", "Wish", "write_configuration"]
 
@@ -80,9 +80,9 @@ def write_configuration(
     folder.mkdir(parents=True, exist_ok=True)
     keys, records = {}, []
     for service in SERVICES:
-        key, digest = new_key(service, secrets.token_bytes(24))
-        keys[service] = key
-        records.append(f'[key.{service}]\nsha256 = "{digest.hex()}"\nservice_class = "{service}"\n')
+        made = make_key(service, service)
+        keys[service] = made.key
+        records.append(made.record)
     keys_file = folder / "keys.toml"
     keys_file.touch(mode=0o600)
     keys_file.write_text("\n".join(records))

@@ -22,21 +22,26 @@ class ServiceRate:
     """Cost served per second while somebody waited, forgetting over about ten seconds.
 
     Only time with a non-empty queue counts, so an idle gateway knows nothing rather than
-    something wrong; a gap as long as a stall makes it forget everything.
+    something wrong; a gap as long as a stall makes it forget everything. What goes in the moment
+    in which it came has waited for nothing and tells nothing: hours of it, at no seconds, would
+    drown the first minute of an overload.
+
+    ``last_sample_s`` is None until the queue has been served once.
     """
 
-    __slots__ = ("_cost", "_mark_s", "_seconds", "last_sample_s")
+    __slots__ = ("_began_s", "_cost", "_mark_s", "_seconds", "last_sample_s")
 
     def __init__(self) -> None:
         self._cost = 0.0
         self._seconds = 0.0
         self._mark_s: float | None = None
+        self._began_s: float | None = None
         self.last_sample_s: float | None = None
 
     def waiting(self, now: float) -> None:
         """The queue became non-empty."""
         if self._mark_s is None:
-            self._mark_s = now
+            self._mark_s = self._began_s = now
 
     def empty(self) -> None:
         """The queue emptied, or nothing can serve it: time stops counting."""
@@ -44,13 +49,13 @@ class ServiceRate:
 
     def served(self, cost: float, now: float, stall_s: float) -> None:
         """``cost`` left a non-empty queue at ``now``."""
-        if self._mark_s is None:
+        if self._mark_s is None or now == self._began_s:
             return
         elapsed_s = now - self._mark_s
         self._mark_s = now
         if elapsed_s > stall_s:
             self._cost = self._seconds = 0.0
-            self.last_sample_s = None
+            self.last_sample_s = -math.inf
             return
         keep = math.exp(-elapsed_s / RATE_MEMORY_S)
         self._cost = self._cost * keep + cost
@@ -58,20 +63,29 @@ class ServiceRate:
         self.last_sample_s = now
 
     def per_second(self, now: float, stale_s: float) -> float | None:
-        """The rate, or None while nothing recent enough is known."""
+        """The rate, or None while nothing recent enough is known.
+
+        The time since the last dispatch counts while somebody waits: where little is known, what
+        was learnt in a calm hour would hold until the next dispatch, and that may take seconds.
+        """
         if self.last_sample_s is None or now - self.last_sample_s > stale_s:
             return None
-        return self._cost / self._seconds if self._seconds > 0 else None
+        if self._seconds <= 0:
+            return None
+        waited_s = 0.0 if self._mark_s is None else max(0.0, now - self._mark_s)
+        return self._cost / (self._seconds + waited_s)
 
 
 class RecentP95:
-    """The p95, by nearest rank, of the last 200 values; None until there are enough for one."""
+    """The p95, by nearest rank, of the last 200 values; None until there are ``least`` of them."""
 
-    __slots__ = ("_ranked", "_recent")
+    __slots__ = ("_least", "_ranked", "_recent", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = VALUES_FOR_P95) -> None:
+        self._least = least
         self._recent: deque[float] = deque()
         self._ranked: list[float] = []
+        self.value: float | None = None
 
     def add(self, value: float) -> None:
         """Take one more value, and forget the oldest if there are too many."""
@@ -79,13 +93,8 @@ class RecentP95:
             del self._ranked[bisect_left(self._ranked, self._recent.popleft())]
         self._recent.append(value)
         insort(self._ranked, value)
-
-    @property
-    def value(self) -> float | None:
-        """The p95 now."""
-        if len(self._ranked) < VALUES_FOR_P95:
-            return None
-        return self._ranked[math.ceil(0.95 * len(self._ranked)) - 1]
+        if len(self._ranked) >= self._least:
+            self.value = self._ranked[math.ceil(0.95 * len(self._ranked)) - 1]
 
 
 def learnt_prefill_rate(rate: float, tokens: int, elapsed_s: float) -> float:

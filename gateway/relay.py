@@ -16,8 +16,7 @@ it is not, parts of a stream pass from the engine's read to the caller's write w
 """
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from gateway.contract import MAX_RETRY_AFTER_S, error_event
 from gateway.domain import Outcome, Surface
@@ -59,8 +58,7 @@ _INTERRUPTED = "The engine ended this stream before it was complete."
 _DRAINED = "The gateway is shutting down and ended this stream at its drain deadline."
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamCall:
+class UpstreamCall(NamedTuple):
     """What to send to the engine, and what its answer gets besides its own bytes.
 
     ``answer_headers`` are added to the head of the answer; hop-by-hop ones have no place there.
@@ -79,8 +77,7 @@ class UpstreamCall:
     pass_headers: Collection[bytes] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Relayed:
+class Relayed(NamedTuple):
     """How a relayed request ended.
 
     ``committed``: the caller has a head, and nothing else may be sent. Else the answer is still
@@ -204,7 +201,9 @@ class _Run:
 
     def _take(self, data: bytes) -> bool:
         """A part of the stream has come, in the middle of the engine connection's read."""
-        scanner = cast("StreamScanner", self._scanner)
+        scanner = self._scanner
+        if scanner is None:
+            raise TypeError("only a stream flows")
         scanner.feed(data)
         return self._pass(scanner, data)
 
@@ -284,7 +283,9 @@ class _Run:
         )
 
     async def _whole(self) -> Relayed:
-        body, status = await self._read_whole(), self._exchange.status
+        body, status = self._exchange.whole(), self._exchange.status
+        if body is None:
+            body = await self._read_whole()
         if len(body) > MAX_HELD_BYTES:
             return await self._oversize(body)
         if status == 503:
@@ -307,8 +308,6 @@ class _Run:
 
     async def _read_whole(self) -> bytes:
         """The whole body, or a beginning that is longer than may be held."""
-        if self._exchange.finished:
-            return await self._exchange.read()
         parts, size = [], 0
         self._watch.heard(self._marks.clock())
         while size <= MAX_HELD_BYTES and (data := await self._exchange.read()):

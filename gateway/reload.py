@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway import schema
+from gateway.auth import Keyring
 from gateway.consistency import Fault
 
-__all__ = ["changed_keys", "fixed_faults"]
+__all__ = ["changed_callers", "changed_keys", "fixed_faults"]
 
 _FIXED = (
     ("server", "host"),
@@ -52,6 +53,13 @@ def fixed_faults(before: schema.Document, after: schema.Document) -> Iterator[Fa
 
 def _asks(tls: schema.Tls) -> bool:
     return tls.client_ca_file is not None
+
+
+def changed_callers(before: Keyring, after: Keyring) -> list[str]:
+    """What differs of two keyrings, by key id: ``key.ID`` came, went or grants something else."""
+    old, new = before.entries, after.entries
+    found = [f"key.{name}" for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    return [*found, "revoked"] if before.revoked != after.revoked else found
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from gateway.domain import EngineLimits
 
-__all__ = ["faults", "in_words", "owners", "share", "share_all"]
+__all__ = ["faults", "owners", "share", "share_all"]
 
 
 def owners(engines: Iterable[str], n: int) -> dict[str, int]:
@@ -94,24 +94,6 @@ def faults(
         for size, names in _capped(engines, served).items()
         if len(names) < n
     ]
-
-
-def in_words(
-    engines: Mapping[str, EngineLimits],
-    index: int,
-    n: int,
-    served: Mapping[str, Collection[str]] | None = None,
-) -> list[str]:
-    """What replica ``index`` of ``n`` may do, one line an engine."""
-    lines = []
-    for name, mine in share_all(engines, index, n, served).items():
-        caps = [
-            f"at most {cap} {size} in prefill" if cap else f"no {size}"
-            for size, cap in mine.max_prefilling
-        ]
-        room = f"{mine.slots} slots, {mine.prefill_tokens} prefill and {mine.kv_tokens} KV tokens"
-        lines.append(f"replica {index + 1} of {n} on {name}: {', '.join([room, *caps])}")
-    return lines
 
 
 def _capped(

@@ -5,16 +5,15 @@ Nothing here stops a gateway: each warning names the key and what follows from i
 
 import stat
 from collections.abc import Iterator
-from ipaddress import ip_address
 
 from gateway.config import Settings
 from gateway.domain import EngineLimits
+from gateway.origin import UNIX, Origin, is_loopback
 
 __all__ = ["replica_words", "warnings_of"]
 
 # What a token of JSON-escaped text takes at most in practice; English takes four.
 BYTES_PER_TOKEN = 8
-UNIX = "unix:"
 
 
 def warnings_of(settings: Settings) -> list[str]:
@@ -32,14 +31,16 @@ def warnings_of(settings: Settings) -> list[str]:
 
 def replica_words(settings: Settings) -> list[str]:
     """What this gateway may have outstanding on each engine, one line per engine."""
-    return settings.replica_in_words() or [
-        f"this gateway may have on {engine}: {_may(has)}"
-        for engine, has in settings.engines.items()
-    ]
+    count = settings.document.replicas.count
+    who = "this gateway" if count == 1 else f"replica {settings.replica + 1} of {count}"
+    return [f"{who} may have on {engine}: {_may(has)}" for engine, has in settings.engines.items()]
 
 
 def _may(limits: EngineLimits) -> str:
-    caps = "".join(f", {cap} {name} in prefill" for name, cap in limits.max_prefilling)
+    caps = "".join(
+        f", {cap} {name} in prefill" if cap else f", no {name}"
+        for name, cap in limits.max_prefilling
+    )
     return (
         f"{limits.slots} sequences, {limits.prefill_tokens} prompt tokens in prefill, "
         f"{limits.kv_tokens} KV tokens{caps}"
@@ -64,22 +65,13 @@ def _bodies(settings: Settings) -> Iterator[str]:
 
 def _listeners(settings: Settings) -> Iterator[str]:
     admin = settings.document.admin
-    if admin.tls is None and not _is_local(admin.host):
+    if admin.tls is None and not (admin.host.startswith(UNIX) or is_loopback(admin.host)):
         yield f"admin.host: {admin.host} is not loopback, and tokens cross it without TLS"
     if not admin.tokens:
         yield "admin.tokens: there are none, so nobody can look at /admin or change anything"
     for token in admin.tokens:
         if not token.sha256.strip("0"):
             yield f"admin.tokens: {token.name!r} is the example's, and nobody has its token"
-
-
-def _is_local(host: str) -> bool:
-    if host.startswith(UNIX) or host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _secrets(settings: Settings) -> Iterator[str]:
@@ -116,12 +108,11 @@ def _pools(settings: Settings) -> Iterator[str]:
 
 
 def _address(engine: str) -> str:
-    scheme, _, place = engine.partition("://")
-    host, colon, port = place.rpartition(":")
-    if not colon or not port.isdigit():
-        host, port = place, "443" if scheme == "https" else "80"
-    host = host.lower().strip("[]").rstrip(".")
-    return f"{'127.0.0.1' if host in {'localhost', '::1'} else host}:{port}"
+    origin = Origin.parse(engine)
+    if origin.path is not None:
+        return origin.path
+    host = origin.host.rstrip(".")
+    return f"{'127.0.0.1' if host in {'localhost', '::1'} else host}:{origin.port}"
 
 
 def _routes(settings: Settings) -> Iterator[str]:

@@ -23,7 +23,7 @@ reservations beside holds. Pure: no I/O, no clock.
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from gateway.flows import Flow, Ticket
+from gateway.flows import Flow, Ticket, share_out
 from gateway.lease import Hold, Obstacle
 from gateway.ledger import EngineLedger
 
@@ -59,10 +59,9 @@ class Ring:
         self._capped: dict[Flow, None] = {}
         self._uniform = len({f.engines for f in flows}) == 1
         self._seen = {e: (-1, e.room()) for e in self.engines}
-        weights = sum(f.weight for f in flows)
+        self._rate = share_out(flows)
         for flow in flows:
             flow.surveyed = None
-            flow.share = flow.weight / weights
 
     def next(self, now: float) -> Choice | None:
         """The next dispatch, already charged to its flow's deficit; None if nothing can go.
@@ -70,8 +69,15 @@ class Ring:
         The caller takes the lease before it asks again. Heads that may not hold a second
         time are left in ``refused``; while there are any, it asks again too.
         """
-        if all(flow.head is None for flow in self.flows):
+        waiting = [flow for flow in self.flows if flow.head is not None]
+        if not waiting:
+            self._rate.empty()
             return None
+        self._rate.waiting(now)
+        if len(waiting) == 1 and not self.holding and not self._capped:
+            self._survey()
+            if waiting[0].fits:
+                return self._go_alone(waiting[0], now)
         if self.holding:
             self._survey_held()
             held = self._held_head(now)
@@ -158,6 +164,13 @@ class Ring:
                 flow.deficit += flow.weight * self.quantum
         return flow.deficit > 0
 
+    def _go_alone(self, flow: Flow, now: float) -> Choice | None:
+        """The turn of the only flow that waits: where the rounds would end, without going them."""
+        if flow.deficit <= 0:
+            flow.deficit += (self._rounds_in_debt(flow) + 1) * flow.weight * self.quantum
+        self._turn, self._turn_open = self.flows.index(flow), True
+        return None if flow.head is None else self._go(flow, flow.head, now)
+
     def _skip_rounds(self, claimants: Iterable[Flow]) -> None:
         """Give at once the quanta of the rounds in which no claimant gets out of debt.
 
@@ -184,7 +197,7 @@ class Ring:
             flow.charge(ticket)
         else:
             flow.charge(ticket, -(flow.weight * self.quantum + flow.max_cost))
-        flow.rate.served(ticket.cost, now, flow.stall_s)
+        flow.served(ticket.cost, now)
         if flow.hold is not None:
             self.end_hold(flow)
             if flow.deficit > 0:
@@ -268,7 +281,7 @@ class Ring:
         known = self._survey_heads(self.flows)
         for engine in self._changed():
             here = known if self._uniform else [f for f in known if engine in f.obstacles]
-            for flow in engine.revise(here, self._seen[engine][1]):
+            for flow in engine.revise(here, self._seen[engine][1]) if here else ():
                 _conclude(flow)
             self._seen[engine] = (engine.version, engine.room())
 

@@ -1,4 +1,4 @@
-"""Decides which model, route, arm and engines a request belongs to.
+"""Decides which model, route and arm a request belongs to.
 
 A ``RouteTable`` is an immutable value with a revision: whoever holds one sees one consistent
 set of routes, and applying another is the holder's swap of one reference. The arm is chosen by
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from gateway.domain import AdmissionMode, Arm, EngineLimits, Outcome, Refused
-from gateway.verdicts import RouteView, Topology
+from gateway.domain import AdmissionMode, Arm, Outcome, Refused
+from gateway.verdicts import RouteView
 
 __all__ = ["ModelName", "Route", "RouteTable", "shared_engines"]
 
@@ -59,7 +59,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class RouteTable:
-    """All routes of one revision, the engines of each pool, and the names of the models.
+    """All routes of one revision, and the names of the models.
 
     ``models`` maps every accepted name, aliases included. ``salt`` is secret and random.
     """
@@ -67,7 +67,6 @@ class RouteTable:
     revision: int
     salt: bytes
     routes: Mapping[tuple[str, str], Route]
-    pools: Mapping[str, tuple[str, ...]]
     models: Mapping[str, ModelName]
 
     def model(self, name: str) -> ModelName:
@@ -105,13 +104,12 @@ class RouteTable:
         place = int.from_bytes(digest, "big") / _HASH_SPAN
         return Arm.CANDIDATE if place < route.candidate_weight else Arm.STABLE
 
-    def topology(self, limits: Mapping[str, EngineLimits]) -> Topology:
-        """This table as the admission core takes it, with each engine's limits."""
-        routes = {
+    def views(self) -> dict[tuple[str, str], RouteView]:
+        """The routes as the admission core takes them."""
+        return {
             key: RouteView(r.stable_pool, r.candidate_pool, r.candidate_weight, r.mode)
             for key, r in self.routes.items()
         }
-        return Topology(limits, self.pools, routes)
 
 
 def shared_engines(pools: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from gateway.domain import Outcome, Refused, Surface
+from gateway.sent import Sent
 
 __all__ = [
     "MAX_DEPTH",
@@ -86,14 +87,15 @@ def clean_body(raw: bytes) -> dict[str, Any]:
 def parse(raw: bytes) -> Any:
     """The JSON value in ``raw``; ValueError where parsers could differ or it nests too deeply."""
     # Structure costs memory and time out of proportion to its bytes; text does not.
-    if sum(raw.count(mark) for mark in (b"[", b"{", b",")) > MAX_STRUCTURE:
+    brackets = raw.count(b"[") + raw.count(b"{")
+    if brackets + raw.count(b",") > MAX_STRUCTURE:
         raise ValueError(f"it has more than {MAX_STRUCTURE} brackets and commas")
     value = orjson.loads(raw)
-    if _MANY_DIGITS in raw.translate(_AS_ZEROS):
-        _refuse_rounded(raw)
     # Only a text with many brackets can be deep; most are spared the walk.
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+    if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    if _MANY_DIGITS in raw.translate(_AS_ZEROS):
+        _refuse_rounded(raw)  # by a parser that recurses
     return value
 
 
@@ -155,15 +157,14 @@ def ask_usage(body: dict[str, Any], surface: Surface) -> bool:
     return not asked
 
 
-def request_id(headers: Iterable[tuple[bytes, bytes]], fresh: str) -> str:
+def request_id(sent: Sent, fresh: str) -> str:
     """The caller's X-Request-Id if exactly one well-formed was sent, else ``fresh``."""
-    sent = [value for name, value in headers if name.lower() == b"x-request-id"]
-    text = sent[0].decode("latin-1") if len(sent) == 1 else ""
-    return text if _REQUEST_ID.fullmatch(text) else fresh
+    text = (sent.get(b"x-request-id") or b"").decode("latin-1")
+    return text if text and _REQUEST_ID.fullmatch(text) else fresh
 
 
 def upstream_headers(
-    headers: Iterable[tuple[bytes, bytes]],
+    sent: Sent,
     own_request_id: str,
     priority: int,
     content_type: bytes = b"application/json",
@@ -174,29 +175,20 @@ def upstream_headers(
     dropped rather than interpreted. ``X-Vllm-Priority`` is always the gateway's: where a release
     honours it, it overrides the body.
     """
+    accept = sent.get(b"accept")
     passed = [
         (b"content-type", content_type),
         (b"x-request-id", own_request_id.encode()),
         (b"x-vllm-priority", b"%d" % priority),
+        (b"accept", accept if accept is not None and accept in _ACCEPTED else b"*/*"),
     ]
-    sent: dict[bytes, list[bytes]] = {}
-    for name, value in headers:
-        sent.setdefault(name.lower(), []).append(value)
-    passed.append((b"accept", _one_of(sent.get(b"accept"), _ACCEPTED) or b"*/*"))
-    parent = _well_formed(sent.get(b"traceparent"), _TRACEPARENT)
-    if parent is None:
+    parent, state = sent.get(b"traceparent"), sent.get(b"tracestate")
+    if parent is None or not _TRACEPARENT.fullmatch(parent):
         return passed
     passed.append((b"traceparent", parent))
-    state = _well_formed(sent.get(b"tracestate"), _TRACESTATE)
-    return passed if state is None else [*passed, (b"tracestate", state)]
+    if state is not None and _TRACESTATE.fullmatch(state):
+        passed.append((b"tracestate", state))
+    return passed
 
 
 _ACCEPTED = frozenset((b"application/json", b"text/event-stream", b"*/*"))
-
-
-def _one_of(values: list[bytes] | None, known: frozenset[bytes]) -> bytes | None:
-    return values[0] if values and len(values) == 1 and values[0] in known else None
-
-
-def _well_formed(values: list[bytes] | None, shape: re.Pattern[bytes]) -> bytes | None:
-    return values[0] if values and len(values) == 1 and shape.fullmatch(values[0]) else None

@@ -272,6 +272,10 @@ class Service(BaseModel):
     engine_priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     max_in_flight: Count | None = None
 
+    def in_flight_cap(self, own: int | None) -> int | None:
+        """What a caller may have in flight whose own cap is ``own``: the lesser of both."""
+        return min((cap for cap in (own, self.max_in_flight) if cap is not None), default=None)
+
 
 class Flow(BaseModel):
     """What one (size class, service class) gets; a key left out takes the class's default."""

@@ -1,8 +1,9 @@
 """Reads an engine's metrics page: decides what of it the gateway takes notice of.
 
 Each wanted figure is summed over its label sets (one per engine core). A figure that the page does
-not have is ``None``, never zero; a line that is no number is skipped, because a half-understood
-page must not stop probing. Pure: no I/O, no clock.
+not have is ``None``, never zero; a line that is no number, or one that counts nothing (negative,
+NaN, infinite), is skipped, because a half-understood page must not stop probing.
+Pure: no I/O, no clock.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _WANTED = MappingProxyType(
         "vllm:prompt_tokens_total": "prompt_tokens",
     }
 )
+# Figures beyond it are nonsense, and sums of those below stay far from infinity.
+_LARGEST = 1e18
 _BY_REASON = "vllm:num_requests_waiting_by_reason"
 _CACHE = "vllm:cache_config_info"
 
@@ -77,6 +80,7 @@ def _number(line: str, name: str) -> float | None:
     rest = line.rpartition("}")[2] if "{" in line else line[len(name) :]
     words = rest.split()
     try:
-        return float(words[0])  # a timestamp may follow
+        value = float(words[0])  # a timestamp may follow
     except (IndexError, ValueError):
         return None
+    return value if 0 <= value <= _LARGEST else None  # NaN is neither

@@ -103,7 +103,9 @@ def _callers(gateway: Gateway, shown: Mapping[str, Certificates]) -> Listener:
     )
     refused = gateway.parts.observer.refused_at_edge
     return Listener(
-        uvicorn_config(gateway, server.host, server.port, limits, refused), shown.get("server")
+        uvicorn_config(gateway, server.host, server.port, limits, refused),
+        shown.get("server"),
+        limits,
     )
 
 
@@ -111,7 +113,9 @@ def _operators(control: Control, shown: Mapping[str, Certificates]) -> Listener:
     admin = control.gateway.setup.settings.document.admin
     application = build_admin(control)
     return Listener(
-        uvicorn_config(application, admin.host, admin.port, ADMIN_LIMITS), shown.get("admin")
+        uvicorn_config(application, admin.host, admin.port, ADMIN_LIMITS),
+        shown.get("admin"),
+        ADMIN_LIMITS,
     )
 
 

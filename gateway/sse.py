@@ -15,9 +15,8 @@ kept, where an engine writes the finish reason and the usage. Pure: no I/O, no c
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -58,8 +57,7 @@ END_RULES: Mapping[Surface, EndRule] = MappingProxyType(
 _OPENAI = END_RULES[Surface.CHAT]
 
 
-@dataclass(frozen=True, slots=True)
-class BodyFacts:
+class BodyFacts(NamedTuple):
     """What one JSON answer, or one event, says; ``None`` where it does not say.
 
     ``finish_reason`` is the first that ``good`` does not hold, else the last.
@@ -148,6 +146,8 @@ class StreamScanner:
 
     Attributes:
         events: data events that are complete, without those that come before any output.
+        open_bytes: how many of the last bytes belong to an event that is not complete; 0 once it
+            is so long that it is not held back, see ``torn``.
         done: the surface's end mark was seen.
         error: data of the first error event, else ``None``; at most ``MAX_EVENT_BYTES``.
         error_event: which data event that was, from 1; 0 without one.
@@ -175,6 +175,7 @@ class StreamScanner:
         "error_event",
         "events",
         "finish_reason",
+        "open_bytes",
         "prompt_tokens",
     )
 
@@ -192,7 +193,7 @@ class StreamScanner:
         self._cut = False
         self._cut_data = False
         self._cut_name = b""
-        self.events = 0
+        self.events = self.open_bytes = 0
         self.done = False
         self.error: bytes | None = None
         self.error_event = 0
@@ -205,14 +206,6 @@ class StreamScanner:
     def complete(self) -> bool:
         """Whether the surface's end rule is met: mark, good finish reason, no error."""
         return self.done and self.error is None and self.finish_reason in self._good
-
-    @property
-    def open_bytes(self) -> int:
-        """How many of the last bytes belong to an event that is not complete.
-
-        0 once that event is so long that it is not held back: see ``torn``.
-        """
-        return 0 if self._cut else len(self._block)
 
     @property
     def torn(self) -> bool:
@@ -301,6 +294,7 @@ class StreamScanner:
         self._block = block[start:]
         if len(self._block) > MAX_EVENT_BYTES + _END_BYTES:
             self._cut_block()
+        self.open_bytes = 0 if self._cut else len(self._block)
 
     def _cut_block(self) -> None:
         if not self._cut:

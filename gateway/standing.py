@@ -9,7 +9,6 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -20,6 +19,7 @@ from gateway.domain import EngineLimits
 from gateway.engines import Prober, http_client
 from gateway.journal import Journal
 from gateway.membership import Members, engines_of
+from gateway.origin import Origin
 from gateway.progress import PriorityState
 
 __all__ = ["Standing"]
@@ -137,13 +137,14 @@ class Standing:
 
 async def _places(address: str) -> frozenset[str]:
     """Where an engine really is; nothing where that can't be looked up."""
-    if address.startswith("unix:"):
-        return frozenset({str(await asyncio.to_thread(Path(address[5:]).resolve))})
-    parts = urlsplit(address)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    looking = asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    origin = Origin.parse(address)
+    if origin.path is not None:
+        return frozenset({str(await asyncio.to_thread(Path(origin.path).resolve))})
+    looking = asyncio.get_running_loop().getaddrinfo(
+        origin.host, origin.port, type=socket.SOCK_STREAM
+    )
     try:
         found = await asyncio.wait_for(looking, LOOKUP_S)
     except (OSError, TimeoutError):
         return frozenset()
-    return frozenset(f"{where[0]}:{port}" for *_, where in found)
+    return frozenset(f"{where[0]}:{origin.port}" for *_, where in found)

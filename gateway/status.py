@@ -1,9 +1,11 @@
 """Says what state the gateway is in: ready or not, and everything an operator may look at."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from gateway.app import Gateway
+from gateway.health import EngineHealth
 
 __all__ = ["readiness", "status", "usage"]
 
@@ -22,7 +24,7 @@ def readiness(gateway: Gateway) -> dict[str, Any]:
     return {"status": reasons[0] if reasons else "ready", "reasons": reasons, "pools": pools}
 
 
-def _reasons(gateway: Gateway) -> Any:
+def _reasons(gateway: Gateway) -> Iterator[str]:
     if gateway.draining:
         yield "draining"
     health = gateway.parts.prober.health
@@ -35,7 +37,7 @@ def _reasons(gateway: Gateway) -> Any:
         yield fault
 
 
-def _is_up(health: Any, engine: str) -> bool:
+def _is_up(health: Mapping[str, EngineHealth], engine: str) -> bool:
     known = health.get(engine)
     return known is not None and known.up
 

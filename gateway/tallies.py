@@ -1,7 +1,8 @@
 """Keeps counters and histograms as plain numbers, turned into families at scrape time.
 
-A fifth of the client library's own cost per update (4 against 18 us for a whole request): one
-thread updates, so no lock is taken.
+A tenth of the client library's own cost per update: one thread updates, so no lock is taken, and
+who updates often keeps the ``Count`` or ``Spread`` rather than its name and labels. One that has
+counted nothing is no series.
 """
 
 from bisect import bisect_left
@@ -12,7 +13,7 @@ from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-__all__ = ["BOUNDS_S", "Kind", "Tallies"]
+__all__ = ["BOUNDS_S", "Count", "Kind", "Spread", "Tallies"]
 
 # From a cached short prompt's first token to the longest document: 1 ms to 600 s.
 BOUNDS_S = (
@@ -30,6 +31,32 @@ class Kind:
     text: str
 
 
+@dataclass(slots=True)
+class Count:
+    """One counter."""
+
+    value: float = 0.0
+
+
+@dataclass(slots=True)
+class Spread:
+    """One histogram; the last of its counts is above all bounds."""
+
+    bounds_s: tuple[float, ...]
+    counts: list[int]
+    sum_s: float = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds_s, seconds)] += 1
+        self.sum_s += seconds
+
+    def fold(self, counts: Sequence[int], sum_s: float) -> None:
+        """Add durations that were counted elsewhere, by bucket."""
+        self.counts = [have + more for have, more in zip(self.counts, counts, strict=True)]
+        self.sum_s += sum_s
+
+
 class Tallies:
     """The counters and histograms of a table; register it as a collector.
 
@@ -42,33 +69,28 @@ class Tallies:
         self._kinds = kinds
         self._bounds_s = tuple(bounds_s)
         self._bound_texts = (*map(str, bounds_s), "+Inf")
-        self._counts: dict[str, dict[tuple[str, ...], float]] = {
+        self._counts: dict[str, dict[tuple[str, ...], Count]] = {
             name: {} for name, kind in kinds.items() if kind.kind == "counter"
         }
-        self._spreads: dict[str, dict[tuple[str, ...], _Spread]] = {
+        self._spreads: dict[str, dict[tuple[str, ...], Spread]] = {
             name: {} for name, kind in kinds.items() if kind.kind == "histogram"
         }
 
-    def add(self, name: str, labels: tuple[str, ...], amount: float = 1.0) -> None:
-        """Count ``amount`` more; ``labels`` in the order of the table."""
+    def count(self, name: str, *labels: str) -> Count:
+        """The counter of these labels, which come in the order of the table."""
         counts = self._counts[name]
-        counts[labels] = counts.get(labels, 0.0) + amount
+        found = counts.get(labels)
+        if found is None:
+            found = counts[labels] = Count()
+        return found
 
-    def observe(self, name: str, labels: tuple[str, ...], seconds: float) -> None:
-        """Note one duration in a histogram."""
-        spread = self._spreads[name].get(labels)
-        if spread is None:
-            spread = self._spreads[name][labels] = _Spread([0] * len(self._bound_texts))
-        spread.counts[bisect_left(self._bounds_s, seconds)] += 1
-        spread.sum_s += seconds
-
-    def fold(self, name: str, labels: tuple[str, ...], counts: Sequence[int], sum_s: float) -> None:
-        """Add durations that were counted elsewhere, by bucket."""
-        spread = self._spreads[name].get(labels)
-        if spread is None:
-            spread = self._spreads[name][labels] = _Spread([0] * len(self._bound_texts))
-        spread.counts = [have + more for have, more in zip(spread.counts, counts, strict=True)]
-        spread.sum_s += sum_s
+    def spread(self, name: str, *labels: str) -> Spread:
+        """The histogram of these labels."""
+        spreads = self._spreads[name]
+        found = spreads.get(labels)
+        if found is None:
+            found = spreads[labels] = Spread(self._bounds_s, [0] * len(self._bound_texts))
+        return found
 
     def collect(self) -> Iterator[Metric]:
         """All families, as the registry asks for them at a scrape."""
@@ -76,20 +98,14 @@ class Tallies:
             kind = self._kinds[name]
             counter = CounterMetricFamily(name, kind.text, labels=kind.labels)
             for labels, count in list(counts.items()):
-                counter.add_metric(labels, count)
+                if count.value:
+                    counter.add_metric(labels, count.value)
             yield counter
         for name, spreads in self._spreads.items():
             kind = self._kinds[name]
             histogram = HistogramMetricFamily(name, kind.text, labels=kind.labels)
             for labels, spread in list(spreads.items()):
-                histogram.add_metric(labels, spread.buckets(self._bound_texts), spread.sum_s)
+                if any(spread.counts):
+                    buckets = list(zip(self._bound_texts, accumulate(spread.counts), strict=True))
+                    histogram.add_metric(labels, buckets, spread.sum_s)
             yield histogram
-
-
-@dataclass(slots=True)
-class _Spread:
-    counts: list[int]
-    sum_s: float = 0.0
-
-    def buckets(self, bound_texts: Sequence[str]) -> list[tuple[str, float]]:
-        return list(zip(bound_texts, accumulate(self.counts), strict=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gateway import schema
 from gateway.config import ConfigError, Settings
+from gateway.files import read_bytes
 
 __all__ = ["Certificates", "certificates"]
 
@@ -51,7 +52,7 @@ def _context(settings: Settings, at: str, tls: schema.Tls) -> ssl.SSLContext:
     context.num_tickets = 0
     cert, key = settings.file(tls.cert_file), settings.file(tls.key_file)
     for name, path in (("cert_file", cert), ("key_file", key)):
-        _check_readable(settings.path, f"{at}.{name}", path)
+        read_bytes(path, settings.path, f"{at}.{name}")
     try:
         context.load_cert_chain(cert, key, _no_password)
     except (ssl.SSLError, _EncryptedKeyError) as error:
@@ -63,7 +64,7 @@ def _context(settings: Settings, at: str, tls: schema.Tls) -> ssl.SSLContext:
 
 
 def _trust(context: ssl.SSLContext, settings: Settings, key: str, path: Path) -> None:
-    _check_readable(settings.path, key, path)
+    read_bytes(path, settings.path, key)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
@@ -78,14 +79,6 @@ class _EncryptedKeyError(Exception):
 
 def _no_password() -> str:
     raise _EncryptedKeyError("the key is encrypted")
-
-
-def _check_readable(config_path: Path, key: str, path: Path) -> None:
-    try:
-        path.read_bytes()
-    except OSError as error:
-        reason = f"{path} can't be read: {error.strerror}"
-        raise ConfigError(config_path, key, reason) from error
 
 
 def _words(error: Exception) -> str:

@@ -17,9 +17,8 @@ import heapq
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from kitoken import Kitoken
 from tokenizers import Tokenizer
@@ -45,8 +44,7 @@ _PROBES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(NamedTuple):
     """Tokens of one or several texts: their sum and the largest one.
 
     Not ``exact``: counting stopped above its bound, and the numbers are lower bounds.
@@ -94,6 +92,9 @@ class Counter:
         The count is exact, or exceeds ``stop_above`` and so gives the same refusal.
         """
         specials = self._added_specials if add_special_tokens else 0
+        if len(text) <= _PIECE_CHARS:
+            tokens = specials + self._fast(text)
+            return Counted(tokens, tokens)
         if stop_above is not None and self._cuttable:
             least = -(-len(text.encode()) // self._longest_token_bytes)
             if least > stop_above:
@@ -104,20 +105,6 @@ class Counter:
             if more and stop_above is not None and tokens > stop_above:
                 return Counted(tokens, tokens, exact=False)
         return Counted(tokens, tokens)
-
-    def count_all(
-        self, texts: Sequence[str], *, add_special_tokens: bool, stop_above: int | None = None
-    ) -> Counted:
-        """As ``count`` for several prompts; stops once their sum exceeds ``stop_above``."""
-        tokens, largest, exact = 0, 0, True
-        for text in texts:
-            if stop_above is not None and tokens > stop_above:
-                return Counted(tokens, largest, exact=False)
-            rest = None if stop_above is None else stop_above - tokens
-            one = self.count(text, add_special_tokens=add_special_tokens, stop_above=rest)
-            tokens, largest = tokens + one.tokens, max(largest, one.tokens)
-            exact = exact and one.exact
-        return Counted(tokens, largest, exact)
 
     def _encode(self, piece: str) -> int:
         fast = len(piece) <= _KITOKEN_CHARS
@@ -210,13 +197,17 @@ class CountingPool:
         self.held_requests = 0
         self.held_bytes = 0
 
+    def at_once(self, size_bytes: int) -> bool:
+        """Whether a body is so small that it is counted on the caller's thread."""
+        return size_bytes < self._inline_below_bytes
+
     async def work(self, size_bytes: int, work: Callable[[], T]) -> T:
         """Do ``work`` on a body of ``size_bytes``: at once if it is small, else in a thread.
 
         Raises:
             Refused: ``ingress_full`` where too many requests or bytes wait; or what ``work`` does.
         """
-        if size_bytes < self._inline_below_bytes:
+        if self.at_once(size_bytes):
             return work()
         self._take(size_bytes)
         try:

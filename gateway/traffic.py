@@ -56,6 +56,15 @@ class Traffic:
         lease = self.leases.get(lease_id)
         return lease is not None and lease.prefilling
 
+    def idle_until(self, at_s: float, now: float) -> bool:
+        """Whether there is nothing to do before ``at_s``; found without a search, so it may err."""
+        soonest_s = min(self.deadlines.soonest_s, self.estimates.soonest_s, now + RAMP_STEP_S)
+        return at_s <= soonest_s
+
+    def is_due(self, now: float) -> bool:
+        """Whether a deadline or an estimate may have come that nothing was done about yet."""
+        return self.deadlines.soonest_s <= now or self.estimates.soonest_s <= now
+
     def next_wakeup(self, now: float) -> float | None:
         """When something is due by time, if nothing else happens before."""
         due = [self.deadlines.next_s(), self.estimates.next_s()]
@@ -89,16 +98,17 @@ class Traffic:
         """Let one ring go as far as it can."""
         verdicts: list[Verdict] = []
         while (choice := ring.next(now)) is not None or ring.refused:
-            while ring.refused:
-                ticket = ring.refused.pop(0)
+            for ticket in ring.refused:
                 del self.tickets[ticket.id]
                 ticket.flow.group.leave(ticket.principal)
                 verdicts.append(Refusal(ticket.id, Outcome.PREDICTED_WAIT))
-                self.settle()
             if choice is not None:
                 ticket, engine = choice
                 del self.tickets[ticket.id]
                 verdicts.append(self.start(ticket, engine, now))
+            if ring.refused:  # not before the lease: a flow at rest may be gone after this
+                ring.refused.clear()
+                self.settle()
         return verdicts
 
     def start(self, ticket: Ticket, engine: EngineLedger, now: float) -> Dispatched:
@@ -141,6 +151,8 @@ class Traffic:
     def expire(self, now: float) -> list[Verdict]:
         """Do what is due: refuse who is late, end estimated prefills, and what follows."""
         verdicts: list[Verdict] = []
+        if not self.is_due(now):
+            return verdicts
         touched: dict[Ring, None] = {}
         freed: dict[EngineLedger, None] = {}
         while (ticket_id := self.deadlines.pop_due(now)) is not None:

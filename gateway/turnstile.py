@@ -72,15 +72,21 @@ class Turnstile:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = float("inf")
 
+    def refuse_if_full(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
+        """Refuse a body before it is counted where every flow it may turn out to be in is full.
+
+        Raises:
+            Refused: they are.
+        """
+        _refuse(self.core.full(groups, body_bytes, self._clock()))
+
     def begin_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
         """Charge a body that is about to be counted to every flow it may turn out to be in.
 
         Raises:
             Refused: all of them are full; nothing is charged.
         """
-        full = self.core.begin_counting(groups, body_bytes, self._clock())
-        if full is not None:
-            raise Refused(full[0], _MESSAGES[full[0]], full[1])
+        _refuse(self.core.begin_counting(groups, body_bytes, self._clock()))
 
     def end_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
         """Give that charge back; what asks for admission next does so in the same step."""
@@ -124,8 +130,8 @@ class Turnstile:
         self, key: FlowKey, ticket_id: int, verdicts: Sequence[Verdict], ending: Ending
     ) -> Pass:
         """Perform what the core said, and wait for its word on this ticket if it is still out."""
-        own = next((v for v in verdicts if v.ticket_id == ticket_id), None)
-        if own is None or isinstance(own, Queued):
+        own = [verdict for verdict in verdicts if verdict.ticket_id == ticket_id]
+        if not own or isinstance(own[0], Queued):
             waiting: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
             self._waiting[ticket_id] = waiting
             self._perform(verdicts)
@@ -133,8 +139,8 @@ class Turnstile:
                 await self._wait(ticket_id, waiting, ending)
             verdict = waiting.result()
         else:
-            self._perform([v for v in verdicts if v is not own])
-            verdict = own
+            verdict = own[0]
+            self._perform([v for v in verdicts if v is not verdict] if len(verdicts) > 1 else ())
         if isinstance(verdict, Dispatched):
             return Pass(verdict.engine, verdict.lease_id, key)
         raise _refused(verdict)
@@ -230,7 +236,7 @@ class Turnstile:
 
     def _perform(self, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:
-            if isinstance(verdict, Dispatched | Refusal):
+            if not isinstance(verdict, Queued):
                 waiting = self._waiting.pop(verdict.ticket_id, None)
                 if waiting is not None:
                     waiting.set_result(verdict)
@@ -251,18 +257,26 @@ class Turnstile:
 
     def _arm(self) -> None:
         """One timer: set it if the next wakeup comes before the one that is set."""
-        due_s = self.core.next_wakeup(self._clock())
+        now = self._clock()
+        if self.core.idle_until(self._timer_at_s, now):
+            return
+        due_s = self.core.next_wakeup(now)
         if due_s is None or due_s >= self._timer_at_s:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at_s = due_s
-        delay_s = max(0.0, due_s - self._clock())
+        delay_s = max(0.0, due_s - now)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer_at_s = float("inf")
         self._perform(self.core.tick(self._clock()))
+
+
+def _refuse(full: tuple[Outcome, float] | None) -> None:
+    if full is not None:
+        raise Refused(full[0], _MESSAGES[full[0]], full[1])
 
 
 def _refused(verdict: Verdict) -> Refused:

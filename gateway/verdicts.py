@@ -5,6 +5,7 @@ Plain values, keyed by the core's own counters. Pure: no I/O, no clock.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.domain import AdmissionMode, Arm, EngineLimits, FlowKey, Outcome
 
@@ -20,8 +21,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A classified request, as it asks for admission.
 
     ``slots`` is n times the number of prompts, ``prompt_tokens`` the sum over prompts.
@@ -42,8 +42,7 @@ class Offer:
     principal_cap: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(NamedTuple):
     """Send it to this engine now, under this lease."""
 
     ticket_id: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway.domain import Arm, Outcome, Principal, Surface
 from gateway.lifetime import Ending, Timeline
 from gateway.observe import Finished
+from gateway.sent import Sent
 from gateway.traceparent import TraceContext
 
 __all__ = ["Visit"]
@@ -22,6 +23,7 @@ class Visit:
     arrived_s: float
     marks: Timeline
     ending: Ending
+    sent: Sent
     surface: Surface | None = None
     outcome: Outcome = Outcome.INTERNAL_ERROR
     status: int | None = None
@@ -71,7 +73,7 @@ class Visit:
             model=self.model,
             size_class=self.size_class,
             service_class=principal.service_class if principal else None,
-            arm=self.arm.value if self.arm else None,
+            arm=None if self.arm is None else str(self.arm),
             pool=self.pool,
             engine=self.engine,
             stream=self.stream,

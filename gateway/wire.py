@@ -173,6 +173,14 @@ class Exchange:
         self._buffered = 0
         return data
 
+    def whole(self) -> bytes | None:
+        """All of the response that was not read yet, if it is whole; else ``None``."""
+        if not self._finished:
+            return None
+        data, self._buffered = b"".join(self._parts), 0
+        self._parts.clear()
+        return data
+
     async def flow(self, sink: Callable[[bytes], bool]) -> bool:
         """Hand on what arrives as it arrives, in the read itself, until ``sink`` says False.
 
@@ -197,11 +205,6 @@ class Exchange:
 
     def _plugged(self) -> bool:
         return self._sink is None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the response is whole; what has arrived may still have to be read."""
-        return self._finished
 
     def abort(self, error: WireError) -> None:
         """End the exchange from outside: the pending or next call raises ``error``."""
@@ -260,9 +263,9 @@ class Exchange:
         if self._error is not None:
             raise self._error
 
-    async def _wait(self) -> None:
-        self._waiter = self.loop.create_future()
-        await self._waiter
+    def _wait(self) -> asyncio.Future[None]:
+        waiter = self._waiter = self.loop.create_future()
+        return waiter
 
     def _wake(self, _: object = None) -> None:
         waiter = self._waiter

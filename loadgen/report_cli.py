@@ -162,13 +162,14 @@ def _accepted(text: str) -> list[str]:
     return words
 
 
-def _gate_lines(result: GateResult) -> list[str]:
+def _gate_lines(result: GateResult, *, synthetic: bool) -> list[str]:
     marks = {"passed": "pass", "failed": "FAIL", "skipped": "skip"}
     lines = [
         f"{marks[c.state]}  {c.group}: {c.name}{f': {c.why}' if c.why else ''}"
         for c in result.checks
     ]
-    return [*lines, f"gate {'open' if result.passed else 'shut'}: {result.verdict}"]
+    stamp = " [synthetic: simulated engines, not deployable]" if synthetic else ""
+    return [*lines, f"gate {'open' if result.passed else 'shut'}: {result.verdict}{stamp}"]
 
 
 def _gate(args: Args, console: Console) -> int:
@@ -182,7 +183,7 @@ def _gate(args: Args, console: Console) -> int:
     if args.json:
         _print_json(console, result.as_json())
     else:
-        _say(console, *_gate_lines(result))
+        _say(console, *_gate_lines(result, synthetic=decision["synthetic"]))
     return 0 if result.passed else 1
 
 

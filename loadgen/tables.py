@@ -3,6 +3,7 @@
 Pure: no I/O, no clock.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ COLUMNS = (
     "attained",
     "accepted",
 )
+# Measured beyond so many times what the same trace takes in virtual time: the machine was busy.
+TOO_LATE = 2.0
 NAMED = ("ok", "rejected", "expired", "unfinished")
 Json = Mapping[str, Any]
 
@@ -127,7 +130,10 @@ def _prediction(run: Json, told: Json, name: str) -> str:
     predicted, own = told["ttft_p95_s"], run["classes"][name]["ttft_s"]["offered"]
     said = "unbounded" if predicted is None else _seconds(predicted)
     measured = cell(own["p95"], own["n"])
-    return f"{run['label']}, {name}: predicted TTFT p95 {said}, measured {measured}"
+    line = f"{run['label']}, {name}: predicted TTFT p95 {said}, measured {measured}"
+    value = own["p95"].get("value", math.inf)
+    late = predicted is not None and (value is None or value > TOO_LATE * predicted)
+    return f"{line}: this machine was too busy to carry engines and gateway" if late else line
 
 
 def prediction_lines(analysis: Json) -> list[str]:

@@ -55,8 +55,15 @@ def test_every_pure_module_says_so_and_the_contract_names_it():
         assert f'"{dotted}"' in listed, f"{dotted} says it is pure, the contract does not know it"
 
 
-def test_the_architecture_names_every_module_of_the_gateway() -> None:
+@pytest.mark.parametrize(
+    ("package", "begin", "end"),
+    [
+        ("gateway", "## Gateway modules", "## The bench"),
+        ("loadgen", "## The bench", "## Decisions"),
+    ],
+)
+def test_the_architecture_names_every_module(package: str, begin: str, end: str) -> None:
     told = (ROOT / "ARCHITECTURE.md").read_text()
-    table = told[told.index("## Gateway modules") : told.index("## The bench")]
-    modules = {path.stem for path in (ROOT / "gateway").glob("[!_]*.py")}
+    table = told[told.index(begin) : told.index(end)]
+    modules = {path.stem for path in (ROOT / package).glob("[!_]*.py")}
     assert modules - set(re.findall(r"`(\w+)`", table)) == set()

@@ -142,7 +142,8 @@ def main(rounds: int) -> None:
             bench.tick()
         bench.fill()
     print(
-        f"{len(bench.core._traffic.tickets)} queued in {len(bench.core.flows)} flows, {ENGINES} engines"
+        f"{len(bench.core._traffic.tickets)} queued in {len(bench.core.flows)} flows, "
+        f"{ENGINES} engines"
     )
     report(bench)
 

@@ -13,7 +13,7 @@ from functools import partial
 from pydoc_data.topics import topics
 
 from gateway import prompt, sanitize
-from gateway.auth import KeyEntry, Keyring, authenticate, new_key
+from gateway.auth import KeyEntry, Keyring, by_key, credential, new_key
 from gateway.domain import Outcome, Surface
 from gateway.observe import Finished, log_line
 from gateway.template import ChatTemplate
@@ -71,7 +71,7 @@ def print_steps(counter: Counter) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": True}
         raw = sanitize.stamp(body, 0)
         steps: dict[str, Callable[[], object]] = {
-            "authenticate": partial(authenticate, headers, ring),
+            "authenticate": lambda: by_key(credential(headers)[0], ring),
             "clean_body": partial(sanitize.clean_body, raw),
             "render": partial(prompt.chat, body, template),
             "stamp": partial(sanitize.stamp, body, 0),

@@ -148,6 +148,7 @@ async def test_a_caller_who_leaves_while_the_prompt_is_counted(
 
     pair.requests.clear()
     seen = len(pair.engine.requests)
+    monkeypatch.setattr(pool, "at_once", lambda _: False)
     monkeypatch.setattr(pool, "work", slow)
     async with connected(pair) as (_, writer):
         writer.write(post(chat(), pair.key))

@@ -31,7 +31,7 @@ def offer(machine: Machine, draw: Draw) -> None:
     if not account.pool_of[key]:
         return
     if draw(60) == 0:
-        key = replace(key, service_class="unheard")
+        key = key._replace(service_class="unheard")
         machine.offer(Offer(key, "caller-0", 64, machine.now))
         return
     largest = account.spec(key).largest_prompt_tokens

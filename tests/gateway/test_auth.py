@@ -7,13 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import auth
-from gateway.auth import KeyEntry, Keyring, authenticate, new_key
+from gateway.auth import KeyEntry, Keyring, by_key, credential, new_key
 from gateway.domain import Outcome, Principal, Refused, Surface
 
 KEY, DIGEST = new_key("alice", bytes(range(16)))
 ENTRY = KeyEntry(DIGEST, "interactive", frozenset({"m"}), frozenset({Surface.CHAT}), 4)
 RING = Keyring({"alice": ENTRY})
 ALICE = Principal("alice", "interactive", frozenset({"m"}), frozenset({Surface.CHAT}), 4)
+
+
+def authenticate(headers: list[tuple[bytes, bytes]], keyring: Keyring) -> Principal:
+    return by_key(credential(headers)[0], keyring)
 
 
 def bearer(key: str) -> list[tuple[bytes, bytes]]:

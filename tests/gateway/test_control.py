@@ -178,7 +178,7 @@ async def test_keys_are_added_and_revoked_by_a_reload(held: Held) -> None:
     write(held.path.parent, held.path.read_text(), KEYS.replace("alice", "bob"))
     told = await held.control.reload("ben")
     assert told["keys"] == 1
-    assert told["changed"] == []
+    assert told["changed"] == ["key.alice", "key.bob"]
     assert list(held.gateway.parts.identity.keyring.entries) == ["bob"]
 
 

@@ -3,6 +3,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -599,6 +600,27 @@ async def test_a_caller_that_ended_its_sending_and_then_leaves_is_noticed(begun:
         assert not endings[0].is_set()
         writer.close()
         await eventually(endings[0].is_set)
+
+
+async def test_over_a_unix_socket_a_caller_that_sends_no_more_gets_its_answer_too(
+    tmp_path: Path,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.05)
+        await echo(scope, receive, send)
+
+    config = uvicorn_config(app, "127.0.0.1", 0, EdgeLimits())
+    config.load()
+    make: Any = config.http_protocol_class
+    state = uvicorn.server.ServerState()
+    path = str(tmp_path / "edge")
+    loop = asyncio.get_running_loop()
+    async with await loop.create_unix_server(lambda: make(config=config, server_state=state), path):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(GET)
+        writer.write_eof()
+        assert (await reader.read(-1)).endswith(b"empty")
+        writer.close()
 
 
 async def test_half_a_request_and_the_end_of_sending_is_a_departure() -> None:

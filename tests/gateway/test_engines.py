@@ -13,7 +13,13 @@ import pytest
 
 from gateway.breaker import BreakerRule
 from gateway.endpoint import Endpoint
-from gateway.engines import Prober, Probing, http_client
+from gateway.engines import (
+    METRICS_BYTES,
+    PARSE_INLINE_BYTES,
+    Prober,
+    Probing,
+    http_client,
+)
 from gateway.health import EngineHealth, HealthRules
 from gateway.progress import Pace
 from gateway.scrape import Scrape
@@ -26,12 +32,13 @@ RULES = HealthRules(failures=2, stall_s=10.0, breaker=BreakerRule(2, 10.0, 0.01)
 def prober(
     url: str, on_change: Callable[[EngineHealth, EngineHealth], None], timeout_s: float = 2.0
 ) -> Prober:
-    return Prober(
-        [url],
-        Probing(0.01, timeout_s, RULES),
-        clock=asyncio.get_running_loop().time,
-        on_change=on_change,
-    )
+    clock = asyncio.get_running_loop().time
+    return watching(url, Prober(Probing(0.01, timeout_s, RULES), clock, on_change))
+
+
+def watching(url: str, prober: Prober) -> Prober:
+    prober.watch(url, Endpoint(url))
+    return prober
 
 
 def client_of(port: int, timeout_s: float = 2.0) -> httpx.AsyncClient:
@@ -148,7 +155,7 @@ async def test_engines_come_and_go_while_it_runs() -> None:
         watcher = prober(urls[0], lambda _, after: told.put_nowait(after.engine))
         task = asyncio.ensure_future(watcher.run())
         assert await told.get() == urls[0]
-        watcher.watch(urls[1])
+        watching(urls[1], watcher)
         while await told.get() != urls[1]:
             pass
         assert await watcher.first_round(5.0)
@@ -207,12 +214,9 @@ async def test_a_looked_up_address_is_asked_by_the_services_name() -> None:
     engine = FakeEngine(metrics=PAGE)
     async with listening(engine) as port:
         endpoint = Endpoint(f"http://127.0.0.1:{port}", service="vllm.svc")
-        watcher = Prober(
-            {"p#0": endpoint},
-            Probing(1.0, 2.0, RULES),
-            clock=asyncio.get_running_loop().time,
-            on_change=lambda _before, _after: None,
-        )
+        clock = asyncio.get_running_loop().time
+        watcher = Prober(Probing(1.0, 2.0, RULES), clock, lambda _before, _after: None)
+        watcher.watch("p#0", endpoint)
         async with http_client(endpoint, 2.0) as client:
             await watcher.probe(client, "p#0")
         assert watcher.health["p#0"].up
@@ -229,7 +233,13 @@ async def test_a_client_for_plain_http_trusts_no_certificate() -> None:
 
 CHILD = """
 import asyncio, os, resource, socket
-from gateway.engines import Prober, Probing, http_client
+from gateway.engines import (
+    METRICS_BYTES,
+    PARSE_INLINE_BYTES,
+    Prober,
+    Probing,
+    http_client,
+)
 from gateway.endpoint import Endpoint
 from gateway.wire import EngineClient, NoSocket
 
@@ -237,7 +247,8 @@ async def main(port):
     url = f"http://127.0.0.1:{port}"
     told = []
     clock = asyncio.get_running_loop().time
-    prober = Prober([url], Probing(), clock, lambda b, a: told.append(a.up))
+    prober = Prober(Probing(), clock, lambda b, a: told.append(a.up))
+    prober.watch(url, Endpoint(url))
     client = EngineClient(url)
     async with http_client(Endpoint(url), 2.0) as http:
         await prober.probe(http, url)
@@ -269,3 +280,27 @@ async def test_want_of_our_own_sockets_is_no_fault_of_the_engines() -> None:
         )
         output, _ = await child.communicate()
     assert output.split(b"\n")[0] == b"ours True [True, True]"
+
+
+async def test_a_metrics_page_too_long_to_be_read_whole_leaves_the_figures_as_they_are() -> None:
+    engine = FakeEngine(metrics=PAGE)
+    async with listening(engine) as port, client_of(port) as client:
+        url = f"http://127.0.0.1:{port}"
+        watcher = prober(url, lambda _before, _after: None)
+        await watcher.probe(client, url)
+        before = watcher.health[url].last
+        engine.metrics = PAGE + "vllm:num_requests_running 1.0\n" * (METRICS_BYTES // 30 + 1)
+        await watcher.probe(client, url)
+        assert watcher.health[url].last is before
+        assert watcher.health[url].up
+        engine.metrics = PAGE + "# padding\n" * (PARSE_INLINE_BYTES // 10) + PAGE
+        await watcher.probe(client, url)
+        assert watcher.health[url].last.running == 10.0
+
+
+async def test_nothing_compressed_is_asked_for_and_none_is_unpacked() -> None:
+    engine = FakeEngine(metrics=PAGE)
+    async with listening(engine) as port, client_of(port) as client:
+        url = f"http://127.0.0.1:{port}"
+        await prober(url, lambda _before, _after: None).probe(client, url)
+    assert all(b"accept-encoding: identity\r\n" in asked.lower() for asked in engine.requests)

@@ -190,19 +190,19 @@ def test_the_memory_is_bounded_and_forgets_what_was_used_least_recently(
 def test_a_revoked_token_is_refused_although_it_is_remembered(name: str) -> None:
     world, headers = World(FIXED), good(jti="t1")
     assert world.outcome(headers) is None
-    world.identity.replace(Keyring(RING.entries, frozenset({name})))
+    world.identity.replace(Keyring(RING.entries, frozenset({name})), [FIXED])
     for _ in range(2):
         with pytest.raises(Refused, match="revoked"):
             world.identity.authenticate(headers)
     assert world.outcome(good(sub="bob", jti="t2")) is None
-    world.identity.replace(RING)
+    world.identity.replace(RING, [FIXED])
     assert world.outcome(headers) is None
 
 
 def test_a_principal_is_revoked_by_the_id_that_stands_in_the_log() -> None:
     world, headers = World(FIXED), good(sub="someone with spaces")
     logged = world.identity.authenticate(headers).key_id
-    world.identity.replace(Keyring({}, frozenset({logged})))
+    world.identity.replace(Keyring({}, frozenset({logged})), [FIXED])
     assert world.outcome(headers) is Outcome.UNAUTHENTICATED
 
 

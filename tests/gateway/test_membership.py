@@ -36,7 +36,7 @@ def test_members_found_at_run_time_stay_while_the_pools_own_keys_do(tmp_path: Pa
     assert carried(before, found, document(tmp_path, LOOKED_UP.replace("128", "64"))) == found
     elsewhere = document(tmp_path, LOOKED_UP.replace("vllm.svc", "vllm2.svc"))
     assert carried(before, found, elsewhere) == {"a": {}}
-    fewer = document(tmp_path, LOOKED_UP.replace("8000\"", '8000"\nmax_engines = 1'))
+    fewer = document(tmp_path, LOOKED_UP.replace('8000"', '8000"\nmax_engines = 1'))
     assert carried(before, found, fewer) == {"a": {"a#0": ONE}}
 
 

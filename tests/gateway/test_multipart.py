@@ -150,3 +150,13 @@ def form_or_outcome(raw: bytes) -> Form | Outcome:
         return parse_form(raw, KIND)
     except Refused as refused:
         return refused.outcome
+
+
+def test_a_text_that_guesses_the_boundary_from_the_file_does_not_meet_it() -> None:
+    given = parse_form(form(FILE), KIND)
+    guessed = write_form(given, {})[0].rpartition(b"=")[2].decode()
+    smuggled = f'\n--{guessed}\ncontent-disposition: form-data; name="priority"\n\n-100'
+    content_type, body = write_form({**given, "prompt": smuggled}, {})
+    boundary = content_type.rpartition(b"=")[2]
+    assert boundary.decode() != guessed
+    assert body.count(boundary) == 3

@@ -44,9 +44,7 @@ def test_an_engine_that_does_not_say_is_unknown_and_never_stalled() -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.none() | st.integers(0, 3), st.none() | st.integers(0, 2)), max_size=40
-    )
+    st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.integers(0, 2)), max_size=40)
 )
 def test_a_stall_is_exactly_as_long_a_time_of_running_and_the_same_count(
     pages: Sequence[tuple[int | None, int | None]],

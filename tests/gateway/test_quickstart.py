@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.auth import authenticate
+from gateway.auth import by_key
 from gateway.config import load
 from gateway.domain import AdmissionMode
 from gateway.quickstart import SERVICES, EngineFacts, Wish, write_configuration
@@ -44,8 +44,7 @@ def test_its_keys_open_it_and_are_the_owners_alone(tmp_path: Path) -> None:
     written = write_configuration(tmp_path, ENGINES, FACTS, Wish())
     keyring = load(written.config).keyring
     for service in SERVICES:
-        header = (b"authorization", b"Bearer " + written.keys[service].encode())
-        assert authenticate([header], keyring).service_class == service
+        assert by_key(written.keys[service], keyring).service_class == service
     assert stat.S_IMODE((tmp_path / "keys.toml").stat().st_mode) == 0o600
     text = written.config.read_text() + (tmp_path / "keys.toml").read_text()
     assert written.admin_token not in text
@@ -73,8 +72,8 @@ def test_isolated_sizes_share_no_engine_and_shared_ones_all(tmp_path: Path) -> N
         written = write_configuration(
             tmp_path / str(isolated), ENGINES, FACTS, Wish(isolated=isolated)
         )
-        table = load(written.config).route_table(bytes(32))
-        return {size: set(table.pools[r.stable_pool]) for (_, size), r in table.routes.items()}
+        document = load(written.config).document
+        return {r.size: set(document.pool[r.pool].engines) for r in document.route}
 
     assert pools(isolated=True) == {"short": {ENGINES[0]}, "long": {ENGINES[1]}}
     assert pools(isolated=False) == {"short": set(ENGINES), "long": set(ENGINES)}

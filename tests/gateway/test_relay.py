@@ -1,7 +1,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -109,7 +109,7 @@ class Setting:
         async with asyncio.timeout(20):  # a limit that is not kept fails the test
             result = await relay(
                 self.client,
-                replace(call(stream), hide_usage=self.hide_usage),
+                call(stream)._replace(hide_usage=self.hide_usage),
                 self.caller.send,
                 self.gone,
                 self.marks,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import EngineLimits, FlowSpec
 from gateway.floors import broken_floors, least_limits
-from gateway.replicas import faults, in_words, owners, share, share_all
+from gateway.replicas import faults, owners, share, share_all
 
 LIMITS = EngineLimits(
     slots=128, prefill_tokens=60_000, kv_tokens=10**6, max_prefilling=(("long", 1), ("medium", 2))
@@ -80,15 +80,6 @@ def test_only_engines_that_serve_a_class_are_dealt() -> None:
     for index in range(2):
         mine = share_all(EIGHT, index, 2, served)
         assert [dict(mine[e].max_prefilling)["long"] for e in served["long"]].count(1) == 1
-
-
-def test_what_a_replica_may_do_is_said_in_words() -> None:
-    lines = in_words({"e0": LIMITS, "e1": LIMITS}, 0, 2)
-    assert len(lines) == 2
-    assert all(line.startswith("replica 1 of 2 on e") for line in lines)
-    assert sum("at most 1 long in prefill" in line for line in lines) == 1
-    assert sum("no long" in line for line in lines) == 1
-    assert "64 slots, 30000 prefill and 500000 KV tokens" in lines[0]
 
 
 def test_a_class_that_never_comes_needs_no_floor_there() -> None:

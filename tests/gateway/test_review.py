@@ -82,3 +82,20 @@ def test_what_one_replica_may_do_is_said_by_engine(tmp_path: Path) -> None:
         "this gateway may have on http://127.0.0.1:8001: 128 sequences, 40960 prompt tokens in "
         "prefill, 353894 KV tokens, 1 long in prefill"
     )
+
+
+def test_replicas_are_told_apart_and_what_one_may_never_have_is_said(tmp_path: Path) -> None:
+    two = GOOD.replace(
+        '["http://127.0.0.1:8001"]', '["http://127.0.0.1:8001", "http://127.0.0.1:8002"]'
+    )
+    two = two.replace("prefill_tokens = 40960", "prefill_tokens = 99000")
+    lines = replica_words(load(write(tmp_path, "[replicas]\ncount = 2\nindex = 1\n" + two)))
+    assert [line.partition(" on ")[0] for line in lines] == ["replica 2 of 2 may have"] * 2
+    assert sorted(line.rpartition(", ")[2] for line in lines) == ["1 long in prefill", "no long"]
+
+
+def test_two_sockets_are_two_addresses(tmp_path: Path) -> None:
+    two = '["unix:/run/one.sock", "unix:/run/two.sock"]'
+    assert warnings(tmp_path, GOOD.replace('["http://127.0.0.1:8001"]', two)) == warnings(
+        tmp_path, GOOD
+    )

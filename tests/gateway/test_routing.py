@@ -10,7 +10,6 @@ TABLE = RouteTable(
     revision=7,
     salt=b"salt" * 4,
     routes={("m", "short"): ROUTE, ("m", "long"): Route("m", "long", "a")},
-    pools={"a": ("http://e1", "http://e2"), "b": ("http://e3",)},
     models={name: ModelName("m", "org/m", ("alias",)) for name in ("m", "alias")},
 )
 PEOPLE = [f"principal-{number}" for number in range(4000)]
@@ -70,5 +69,5 @@ def test_each_arm_has_its_pool_and_a_gone_one_falls_back_to_the_stable_pool() ->
 
 
 def test_pools_that_share_an_engine_are_named() -> None:
-    assert shared_engines(TABLE.pools) == {}
+    assert shared_engines({"a": ("x", "y"), "b": ("z",)}) == {}
     assert shared_engines({"a": ("x", "y"), "b": ("y",), "c": ("y", "z")}) == {"y": ("a", "b", "c")}

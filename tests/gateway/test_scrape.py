@@ -1,5 +1,6 @@
 """What is taken notice of on an engine's metrics page."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,3 +57,11 @@ def test_the_same_cache_configuration_is_known_again_and_another_is_not() -> Non
 def test_no_page_is_beyond_reading(page: str) -> None:
     for text in (page, PAGE + page, page + PAGE):
         assert isinstance(parse_metrics(text), Scrape)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1.0", "1e308", "1e400"])
+def test_a_figure_that_counts_nothing_is_absent(value: str) -> None:
+    names = ("vllm:num_requests_running", "process_start_time_seconds", "vllm:kv_cache_usage_perc")
+    assert parse_metrics("".join(f"{name} {value}\n" for name in names)) == Scrape()
+    beside = f"vllm:num_requests_running{{engine='1'}} {value}\n"
+    assert parse_metrics(PAGE + beside) == parse_metrics(PAGE)

@@ -13,11 +13,11 @@ def test_counts_and_times_are_exported_with_their_labels_and_buckets() -> None:
     tallies = Tallies(KINDS, (0.1, 1.0))
     registry = CollectorRegistry()
     registry.register(tallies)
-    tallies.add("c", ("a",))
-    tallies.add("c", ("a",), 2.5)
-    tallies.add("c", ("b",))
+    tallies.count("c", "a").value += 1
+    tallies.count("c", "a").value += 2.5
+    tallies.count("c", "b").value += 1
     for seconds in (0.05, 0.1, 0.2, 7.0):
-        tallies.observe("h", (), seconds)
+        tallies.spread("h").note(seconds)
     assert registry.get_sample_value("c_total", {"who": "a"}) == 3.5
     assert registry.get_sample_value("c_total", {"who": "b"}) == 1.0
     buckets = [registry.get_sample_value("h_bucket", {"le": le}) for le in ("0.1", "1.0", "+Inf")]
@@ -29,13 +29,16 @@ def test_counts_and_times_are_exported_with_their_labels_and_buckets() -> None:
 
 def test_nothing_counted_is_no_series() -> None:
     registry = CollectorRegistry()
-    registry.register(Tallies(KINDS, (0.1,)))
+    tallies = Tallies(KINDS, (0.1,))
+    registry.register(tallies)
+    tallies.count("c", "a")
+    tallies.spread("h")
     assert [family.samples for family in registry.collect()] == [[], []]
 
 
 def test_what_was_counted_elsewhere_is_added_by_bucket() -> None:
     tallies = Tallies({"t": Kind("histogram", ("a",), "T.")}, (1.0, 2.0))
-    tallies.observe("t", ("x",), 1.5)
-    tallies.fold("t", ("x",), [1, 0, 2], 9.5)
+    tallies.spread("t", "x").note(1.5)
+    tallies.spread("t", "x").fold([1, 0, 2], 9.5)
     samples = {s.labels.get("le", s.name): s.value for m in tallies.collect() for s in m.samples}
     assert samples == {"1.0": 1, "2.0": 2, "+Inf": 4, "t_count": 4, "t_sum": 11.0}

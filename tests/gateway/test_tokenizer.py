@@ -122,20 +122,6 @@ def test_more_bytes_than_any_tokens_could_hold_need_no_counting(counter: Counter
     assert counter.count(" " * 1_000_000, add_special_tokens=False).tokens >= 3907
 
 
-def test_several_prompts_are_summed_and_the_largest_is_kept(counter: Counter) -> None:
-    one = counter.count("hello world", add_special_tokens=False).tokens
-    two = counter.count("hello world again", add_special_tokens=False).tokens
-    got = counter.count_all(["hello world", "hello world again"], add_special_tokens=False)
-    assert got == Counted(one + two, two)
-    assert counter.count_all([], add_special_tokens=True) == Counted(0, 0)
-
-
-def test_many_prompts_stop_once_their_sum_is_too_large(counter: Counter) -> None:
-    got = counter.count_all(["hello world"] * 10_000, add_special_tokens=False, stop_above=50)
-    assert not got.exact
-    assert 50 < got.tokens < 60
-
-
 def with_bos(folder: Path) -> Path:
     data = json.loads(tokenizer_path().read_text())
     bos = data["added_tokens"][0]
@@ -221,7 +207,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
 
 async def counted(stage: CountingPool, counter: Counter, text: str) -> Counted:
     return await stage.work(
-        len(text.encode()), lambda: counter.count_all([text], add_special_tokens=False)
+        len(text.encode()), lambda: counter.count(text, add_special_tokens=False)
     )
 
 

@@ -241,6 +241,6 @@ def test_a_route_to_an_unknown_pool_changes_nothing() -> None:
 
 def test_a_candidate_arm_that_was_never_configured_is_not_found() -> None:
     gate = Gate(engines={"e0": ONE})
-    offer = Offer(replace(FLOW, arm=Arm.CANDIDATE), "p", 512, 0.0)
+    offer = Offer(FLOW._replace(arm=Arm.CANDIDATE), "p", 512, 0.0)
     _, verdicts = gate.core.offer(offer, 0.0)
     assert [getattr(v, "outcome", None) for v in verdicts] == ["not_found"]

@@ -33,7 +33,7 @@ def visit(**facts: Any) -> Visit:
     """A streamed chat from 10.0 s on: classified till 10.3, dispatched at 10.5, first byte 11."""
     marks = Timeline(lambda: 0.0)
     marks.dispatched_s, marks.first_event_s = facts.pop("marks", (10.5, 11.0))
-    made = Visit("r-1", "u-1", 10.0, marks, Ending(), trace=TRACE)
+    made = Visit("r-1", "u-1", 10.0, marks, Ending(), {}, trace=TRACE)
     known = {
         "surface": Surface.CHAT, "outcome": Outcome.COMPLETED, "status": 200, "model": "m",
         "size_class": "short", "pool": "a", "engine": "http://e", "stream": True,
@@ -90,7 +90,9 @@ def test_the_server_span_says_how_it_ended_in_words_of_the_configuration() -> No
     assert said["gen_ai.usage.input_tokens"] == 9
     assert said["http.response.status_code"] == 200
     assert "alice" not in said.values()
-    assert None not in attributes(Visit("r", "u", 0.0, Timeline(lambda: 0.0), Ending())).values()
+    assert (
+        None not in attributes(Visit("r", "u", 0.0, Timeline(lambda: 0.0), Ending(), {})).values()
+    )
 
 
 def test_one_request_is_one_server_span_over_its_stages() -> None:

@@ -60,6 +60,15 @@ def test_predictions_stand_beside_the_measured_shorts_first_where_both_are_there
     assert "admission, isolated, short: predicted TTFT p95 500 ms, measured " in isolated_short
     assert "admission, isolated, long: predicted TTFT p95 unbounded, measured " in isolated_long
     assert "control: shorts alone, short" in alone
+    assert "too busy" not in isolated_long
+
+
+def test_what_takes_far_longer_than_predicted_blames_the_machine(demo):
+    analysis = read_json(demo[0] / "analysis.json")
+    told = {"short": {"ttft_p95_s": 0.000001}}
+    analysis["predictions"] = {"control-shorts-only": told}
+    (line,) = prediction_lines(analysis)
+    assert line.endswith(": this machine was too busy to carry engines and gateway")
 
 
 def test_synthetic_evidence_is_stamped_in_the_verdict():

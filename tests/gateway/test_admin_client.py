@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.admin_client import AdminError, PartialError, change_limits
 from gateway.control import Change, StaleError
 from gateway.limits import LimitError
-from gateway.several import AdminError, PartialError, change_limits
 from tests.gateway.controlled import Held, controlled
 
 WEIGHT, AGE = "flow.short.batch.weight", "flow.short.batch.max_age_s"

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import httpx
 
+from gateway.origin import UNIX
+
 __all__ = ["Admin", "AdminError", "Operated", "PartialError", "change_limits", "client_tls"]
 
 TIMEOUT_S = 30.0
-UNIX = "unix:"
 
 
 class AdminError(Exception):
