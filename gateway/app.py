@@ -158,7 +158,7 @@ class Gateway:
         pool = setup.counting.pool
         if pool.at_once(len(raw)):
             return read(raw, surface, declared)
-        return await pool.work(len(raw), lambda: read(raw, surface, declared))
+        return await pool.work(len(raw), lambda: read(raw, surface, declared), held.principal)
 
     async def _end(self, visit: Visit, relayed: Relayed, send: Send) -> None:
         """Note how the relay ended; answer where the caller has no head yet."""

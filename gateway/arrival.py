@@ -119,16 +119,16 @@ def wait_s(flow: Flow, cost_ahead: float, now: float) -> float:
 def refusal_to_wait(ticket: Ticket, ahead: float, now: float) -> Refusal | None:
     """Whether a request that can't start now may wait behind cost ``ahead``; notes when it is due.
 
-    Its own cost counts as well: its flow's turns come about so far apart. With nobody ahead the
-    time since the last one counts, so that a flow that nothing waits in is never shut out for
-    long by what was learnt.
+    What the flow sent last counts as well: it is paid for before the next turn. With nobody ahead
+    so does the time since then, so that a flow that nothing waits in is never shut out for long by
+    what was learnt.
     """
     if ticket.deadline_s <= now:
         return Refusal(ticket.id, Outcome.QUEUE_EXPIRED)
     flow = ticket.flow
     if _rate(flow, now) is None:
         return None
-    wait = wait_s(flow, ahead + ticket.cost, now)
+    wait = wait_s(flow, ahead + (flow.rate.last_cost or ticket.cost), now)
     if ahead <= 0:
         last_s = flow.rate.last_sample_s
         wait = 0.0 if last_s is None else max(0.0, wait - (now - last_s))
@@ -150,7 +150,7 @@ def refusal_uncounted(flow: Flow, body_bytes: int, now: float) -> tuple[Outcome,
     target_s = flow.group.target_wait_s
     if target_s is None or not flow.queue:
         return None
-    over_s = wait_s(flow, flow.queued_cost, now) - target_s
+    over_s = wait_s(flow, flow.queued_cost + flow.rate.last_cost, now) - target_s
     return (Outcome.PREDICTED_WAIT, over_s) if over_s > 0 else None
 
 

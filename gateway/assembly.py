@@ -117,7 +117,11 @@ def _counting(
         pool = before.counting.pool
     else:
         pool = CountingPool(
-            section.threads, section.inline_below_bytes, section.max_requests, section.max_bytes
+            section.threads,
+            section.inline_below_bytes,
+            section.max_requests,
+            section.max_bytes,
+            settings.document.server.principal_share,
         )
     return CountingStage(settings, pool, counters.by_model, templates, turnstile)
 

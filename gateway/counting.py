@@ -6,7 +6,7 @@ bodies happen in threads.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway import classify, schema
@@ -90,7 +90,12 @@ class CountingStage:
             self.turnstile.refuse_if_full(groups, size_bytes)
             asked, counted = self._read_and_count(surface, model, body)
         else:
-            asked, counted = await self._in_a_thread(groups, surface, model, body, size_bytes)
+            asked, counted = await self._in_a_thread(
+                groups,
+                principal.key_id,
+                size_bytes,
+                lambda: self._read_and_count(surface, model, body),
+            )
         visit.classify_s = visit.marks.clock() - started_s
         visit.classify_method = asked.method or (model.counter.method if asked.texts else "ids")
         visit.prompt_tokens = counted.tokens
@@ -102,17 +107,14 @@ class CountingStage:
     async def _in_a_thread(
         self,
         groups: Sequence[tuple[str, str, str]],
-        surface: Surface,
-        model: _Model,
-        body: Mapping[str, Any],
+        key_id: str,
         size_bytes: int,
+        work: Callable[[], tuple[Countable, Counted]],
     ) -> tuple[Countable, Counted]:
         """Other requests come meanwhile: until it is counted, it is charged wherever it may go."""
         self.turnstile.begin_counting(groups, size_bytes)
         try:
-            return await self.pool.work(
-                size_bytes, lambda: self._read_and_count(surface, model, body)
-            )
+            return await self.pool.work(size_bytes, work, key_id)
         finally:
             self.turnstile.end_counting(groups, size_bytes)
 

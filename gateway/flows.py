@@ -24,8 +24,8 @@ __all__ = ["Flow", "Group", "Ticket", "share_out"]
 STALL_SHARE_OF_AGE = 0.25
 STALL_LEAST_S = 2.0
 TARGET_LEAST_SHARE = 0.25
-# An overload begins with few samples: of ten, the largest stands for their p95.
-FIRST_EVENTS_LEAST = 10
+# An overload begins with few samples: of five, the largest stands for their p95.
+FIRST_EVENTS_LEAST = 5
 
 
 @dataclass(slots=True, eq=False)

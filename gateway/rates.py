@@ -26,16 +26,17 @@ class ServiceRate:
     in which it came has waited for nothing and tells nothing: hours of it, at no seconds, would
     drown the first minute of an overload.
 
-    ``last_sample_s`` is None until the queue has been served once.
+    ``last_sample_s`` is None until the queue has been served once; ``last_cost`` was served then.
     """
 
-    __slots__ = ("_began_s", "_cost", "_mark_s", "_seconds", "last_sample_s")
+    __slots__ = ("_began_s", "_cost", "_mark_s", "_seconds", "last_cost", "last_sample_s")
 
     def __init__(self) -> None:
         self._cost = 0.0
         self._seconds = 0.0
         self._mark_s: float | None = None
         self._began_s: float | None = None
+        self.last_cost = 0.0
         self.last_sample_s: float | None = None
 
     def waiting(self, now: float) -> None:
@@ -52,6 +53,7 @@ class ServiceRate:
         if self._mark_s is None or now == self._began_s:
             return
         elapsed_s = now - self._mark_s
+        self.last_cost = cost
         self._mark_s = now
         if elapsed_s > stall_s:
             self._cost = self._seconds = 0.0

@@ -25,10 +25,12 @@ from tokenizers import Tokenizer
 
 from gateway.domain import Outcome, Refused
 
-__all__ = ["Counted", "Counter", "CountingPool"]
+__all__ = ["LARGE_BYTES", "Counted", "Counter", "CountingPool"]
 
 T = TypeVar("T")
 
+# Some texts of this size take half a second: one word, digits, ideographs without a break.
+LARGE_BYTES = 256 << 10
 _PIECE_CHARS = 32 << 10
 _KITOKEN_CHARS = 32 << 10
 _CUT_WINDOW_CHARS = 4096
@@ -180,36 +182,57 @@ def _longest_token_bytes(tokenizer: Tokenizer) -> int:
 class CountingPool:
     """Threads that render and count, the shortest body first, with bounds on what waits.
 
-    Bodies below ``inline_below_bytes`` are counted at once on the caller's thread. Close it with
-    ``close``. One event loop uses it.
+    Bodies below ``inline_below_bytes`` are counted at once on the caller's thread. A body over
+    ``LARGE_BYTES`` never takes the last free thread: some texts of that size take seconds, and the
+    others must not wait for them. ``principal_share`` is the part of both bounds that one caller
+    may hold. Close it with ``close``. One event loop uses it.
     """
 
     def __init__(
-        self, threads: int, inline_below_bytes: int, max_requests: int, max_bytes: int
+        self,
+        threads: int,
+        inline_below_bytes: int,
+        max_requests: int,
+        max_bytes: int,
+        principal_share: float = 1.0,
     ) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="count")
         self._free = threads
+        self._kept_free = 1 if threads > 1 else 0
         self._inline_below_bytes = inline_below_bytes
-        self._max_requests = max_requests
-        self._max_bytes = max_bytes
+        self._all = Bounds(max_requests, max_bytes)
+        self._own = Bounds(
+            max(1, int(principal_share * max_requests)), int(principal_share * max_bytes)
+        )
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = 0
-        self.held_requests = 0
-        self.held_bytes = 0
+        self._held = (0, 0)
+        self._held_by: dict[str, tuple[int, int]] = {}
+
+    @property
+    def held_requests(self) -> int:
+        """Bodies that wait or are counted."""
+        return self._held[0]
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of those."""
+        return self._held[1]
 
     def at_once(self, size_bytes: int) -> bool:
         """Whether a body is so small that it is counted on the caller's thread."""
         return size_bytes < self._inline_below_bytes
 
-    async def work(self, size_bytes: int, work: Callable[[], T]) -> T:
+    async def work(self, size_bytes: int, work: Callable[[], T], principal: str = "") -> T:
         """Do ``work`` on a body of ``size_bytes``: at once if it is small, else in a thread.
 
         Raises:
-            Refused: ``ingress_full`` where too many requests or bytes wait; or what ``work`` does.
+            Refused: ``ingress_full`` where too many requests or bytes wait, ``principal_limit``
+                where too many of them are the caller's own; or what ``work`` does.
         """
         if self.at_once(size_bytes):
             return work()
-        self._take(size_bytes)
+        self._take(size_bytes, principal)
         try:
             await self._turn(size_bytes)
             done = self._pool.submit(work)
@@ -218,22 +241,35 @@ class CountingPool:
             done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release))
             return await asyncio.wrap_future(done)
         finally:
-            self.held_requests -= 1
-            self.held_bytes -= size_bytes
+            self._give_back(size_bytes, principal)
 
     def close(self) -> None:
         """End the threads after what they count now."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _take(self, size_bytes: int) -> None:
-        full = self.held_requests >= self._max_requests
-        if full or self.held_bytes + size_bytes > self._max_bytes:
+    def _take(self, size_bytes: int, principal: str) -> None:
+        held, own = _more(self._held, size_bytes), self._held_by.get(principal, (0, 0))
+        if self._all.passed_by(held):
             raise Refused(Outcome.INGRESS_FULL, "Too many prompts are being counted.")
-        self.held_requests += 1
-        self.held_bytes += size_bytes
+        own = _more(own, size_bytes)
+        if self._own.passed_by(own):
+            raise Refused(
+                Outcome.PRINCIPAL_LIMIT, "Too many prompts of this key are being counted."
+            )
+        self._held, self._held_by[principal] = held, own
+
+    def _give_back(self, size_bytes: int, principal: str) -> None:
+        requests, size = self._held
+        self._held = (requests - 1, size - size_bytes)
+        requests, size = self._held_by.pop(principal)
+        if requests > 1:
+            self._held_by[principal] = (requests - 1, size - size_bytes)
+
+    def _may_start(self, size_bytes: int) -> bool:
+        return self._free > (self._kept_free if size_bytes > LARGE_BYTES else 0)
 
     async def _turn(self, size_bytes: int) -> None:
-        if self._free > 0:
+        if self._may_start(size_bytes):
             self._free -= 1
             return
         self._arrivals += 1
@@ -247,9 +283,24 @@ class CountingPool:
             raise
 
     def _release(self) -> None:
-        while self._waiting:
+        self._free += 1
+        while self._waiting and self._may_start(self._waiting[0][0]):
             turn = heapq.heappop(self._waiting)[2]
             if not turn.done():
+                self._free -= 1
                 turn.set_result(None)
-                return
-        self._free += 1
+
+
+class Bounds(NamedTuple):
+    """The most requests and bytes that may be held."""
+
+    requests: int
+    bytes: int
+
+    def passed_by(self, held: tuple[int, int]) -> bool:
+        """Whether so many requests and bytes are too many."""
+        return held[0] > self.requests or held[1] > self.bytes
+
+
+def _more(held: tuple[int, int], size_bytes: int) -> tuple[int, int]:
+    return (held[0] + 1, held[1] + size_bytes)

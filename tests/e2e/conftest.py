@@ -86,7 +86,7 @@ def plain(fast: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front
 
 # One service class per cap, so that one gateway shows them all.
 FLOWS: dict[str, dict[str, Any]] = {
-    "roomy": {},
+    "roomy": {"predict": False},  # what it has to wait is up to the test
     "count": {"max_queued": 1},
     "tokens": {"max_queued_tokens": 60},
     "bytes": {"max_queued_bytes": 400},
@@ -113,7 +113,10 @@ def tight(slow: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front
         models,
         grants,
         service={name: {} for name in FLOWS},
-        flow={"short": {name: {"principal_share": 1.0, **flow} for name, flow in FLOWS.items()}},
+        flow={
+            "short": {name: {"principal_share": 1.0, **flow} for name, flow in FLOWS.items()},
+            "long": {"roomy": FLOWS["roomy"]},
+        },
         limits={"slots": 2},
     )
     with front(path, keys, [slow]) as gateway:

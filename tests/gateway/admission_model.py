@@ -170,6 +170,10 @@ class Account:
         for engine in self.retired - busy:
             self.retired.discard(engine)
             del self.limits[engine], self.users[engine]
+            # Another engine of the same name is not the one that failed.
+            waiting = (j for q in self.waiting.values() for j in q)
+            for job in (*waiting, *self.running.values()):
+                job.avoids.discard(engine)
         counted = {g for groups, *_ in self.counting for g in groups}
         kept = self.in_force | counted | {k.group for k in self.waiting}
         self.specs = {g: s for g, s in self.specs.items() if g in kept}

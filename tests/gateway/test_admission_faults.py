@@ -350,7 +350,7 @@ def give_back(patch: pytest.MonkeyPatch, share: float) -> None:
     patch.setattr(Flow, "restore", restore)
 
 
-@fault("P3", first_seed=30)  # rarely enough at once to pass the bound
+@fault("P3", first_seed=6)  # rarely enough at once to pass the bound
 def what_comes_back_is_charged_twice(patch: pytest.MonkeyPatch) -> None:
     give_back(patch, 0.0)
 

@@ -2,7 +2,15 @@
 
 from dataclasses import replace
 
-from gateway.arrival import caps_outcome, refusal_on_arrival, wait_s
+import pytest
+
+from gateway.arrival import (
+    caps_outcome,
+    refusal_on_arrival,
+    refusal_to_wait,
+    refusal_uncounted,
+    wait_s,
+)
 from gateway.domain import AdmissionMode, EngineLimits, FlowSpec, Outcome
 from gateway.flows import Flow, Ticket
 from gateway.ledger import EngineLedger
@@ -100,3 +108,67 @@ def test_the_rate_is_never_below_a_quarter_of_the_configured_share() -> None:
     flow.rate.waiting(0.0)
     flow.rate.served(1.0, 1.0, 15.0)
     assert wait_s(flow, 39_000.0, 1.0) == 8.0
+
+
+def never_served(share: float) -> Flow:
+    """Its ring is served 1,000 a second, others of it."""
+    flow = ready(replace(SPEC, target_wait_s=1.0, max_queued=100, max_queued_bytes=10**6))
+    flow.engines[0].set_limits(replace(LIMITS, prefill_tokens_per_s=1.0), 0.0)
+    flow.share = share
+    flow.ring_rate.waiting(0.0)
+    flow.ring_rate.served(1000.0, 1.0, 15.0)
+    return flow
+
+
+def test_a_flow_that_was_never_served_is_judged_by_its_share_of_what_its_ring_is() -> None:
+    flow = never_served(0.5)
+    assert wait_s(flow, 1000.0, 1.0) == 2.0
+    assert wait_s(flow, 1000.0, 11.5) == 0.0
+
+
+def test_a_flow_is_never_judged_by_less_than_its_share() -> None:
+    flow = never_served(0.5)
+    flow.rate.waiting(0.0)
+    flow.rate.served(1.0, 1.0, 15.0)
+    assert wait_s(flow, 1000.0, 1.0) == 2.0
+    flow.rate.served(1999.0, 1.0, 15.0)
+    assert wait_s(flow, 1000.0, 1.0) == 0.5
+
+
+def test_a_flow_that_forgot_after_a_stall_is_not_judged_by_its_ring() -> None:
+    flow = never_served(0.5)
+    flow.rate.waiting(-100.0)
+    flow.rate.served(1.0, 1.0, 15.0)
+    assert wait_s(flow, 1000.0, 1.0) == 0.0
+
+
+def test_a_wait_counts_what_was_sent_last_and_with_nobody_ahead_the_time_since() -> None:
+    flow = never_served(1.0)
+    flow.rate.waiting(0.0)
+    flow.rate.served(1000.0, 1.0, 15.0)
+    flow.rate.empty()
+    ticket = make_ticket(flow, 1, tokens=10)
+    assert refusal_to_wait(ticket, 0.0, 1.0) is None
+    assert ticket.due_s == 2.0
+    behind = refusal_to_wait(ticket, 500.0, 1.0)
+    assert behind is not None
+    assert (behind.outcome, behind.wait_s) == (Outcome.PREDICTED_WAIT, 0.5)
+    assert ticket.due_s == 2.5
+    assert refusal_to_wait(ticket, 0.0, 5.0) is None
+    assert ticket.due_s == 5.0
+
+
+def test_a_body_is_refused_uncounted_only_behind_others_and_as_the_count_would() -> None:
+    flow = never_served(1.0)
+    flow.rate.waiting(0.0)
+    flow.rate.served(1000.0, 1.0, 15.0)
+    assert refusal_uncounted(flow, 10, 1.0) is None
+    flow.append(make_ticket(flow, 1, tokens=500), 1.0)
+    assert refusal_uncounted(flow, 10, 1.0) == (
+        Outcome.PREDICTED_WAIT,
+        pytest.approx(flow.queued_cost / 1000.0),
+    )
+    flow.group.spec = replace(flow.group.spec, target_wait_s=None)
+    assert refusal_uncounted(flow, 10, 1.0) is None
+    flow.group.spec = replace(flow.group.spec, max_queued=1)
+    assert refusal_uncounted(flow, 10, 1.0) == (Outcome.QUEUE_FULL, flow.queued_cost / 1000.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import FlowKey, FlowSpec
-from gateway.flows import Flow, Group, Ticket
+from gateway.flows import Flow, Group, Ticket, share_out
 
 SPEC = FlowSpec("m", "short", "chat", output_estimate_tokens=256)
 
@@ -89,7 +89,7 @@ def test_a_caller_with_nothing_in_flight_is_forgotten() -> None:
 def test_the_target_wait_is_what_the_limit_leaves_beside_the_engines_own_p95() -> None:
     group = Group(replace(SPEC, ttft_limit_s=2.0))
     assert group.target_wait_s == 2.0
-    for _ in range(9):
+    for _ in range(4):
         group.first_event(0.5)
     assert group.target_wait_s == 2.0
     group.first_event(0.5)
@@ -100,6 +100,26 @@ def test_the_target_wait_is_what_the_limit_leaves_beside_the_engines_own_p95() -
     for _ in range(200):
         group.first_event(0.1)
     assert group.target_wait_s == 1.9
+
+
+def test_first_events_before_their_predicted_time_raise_no_target_above_the_limit() -> None:
+    group = Group(replace(SPEC, ttft_limit_s=2.0))
+    for _ in range(20):
+        group.first_event(-1.0)
+    assert group.target_wait_s == 2.0
+
+
+def test_the_flows_of_a_ring_share_its_weights_and_its_rate() -> None:
+    flows = [make_flow(SPEC), make_flow(SPEC), make_flow(SPEC)]
+    flows[0].weight = 2.0
+    rate = share_out(flows)
+    assert [f.share for f in flows] == [0.5, 0.25, 0.25]
+    rate.waiting(0.0)
+    flows[1].append(make_ticket(flows[1], 1), 0.0)
+    flows[1].served(10.0, 1.0)
+    assert rate.per_second(1.0, 60.0) == flows[1].rate.per_second(1.0, 60.0) == 10.0
+    assert flows[0].rate.per_second(1.0, 60.0) is None
+    assert flows[0].ring_rate is rate
 
 
 def test_a_configured_target_wait_stands_and_without_a_limit_there_is_none() -> None:

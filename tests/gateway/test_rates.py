@@ -29,6 +29,42 @@ def test_a_service_rate_forgets_after_a_stall_and_goes_stale() -> None:
     assert rate.per_second(30.0, 60.0) is None
 
 
+def test_what_goes_the_moment_it_comes_teaches_nothing() -> None:
+    rate = ServiceRate()
+    for second in range(1000):
+        rate.waiting(float(second))
+        rate.served(100.0, float(second), 15.0)
+        rate.empty()
+    assert rate.per_second(1000.0, 60.0) is None
+    assert rate.last_sample_s is None
+    rate.waiting(1000.0)
+    rate.served(100.0, 1000.5, 15.0)
+    rate.served(100.0, 1000.5, 15.0)
+    assert rate.per_second(1000.5, 60.0) == pytest.approx(400.0)
+
+
+def test_the_time_that_passes_while_somebody_waits_lowers_the_rate_before_the_next_dispatch() -> (
+    None
+):
+    rate = ServiceRate()
+    rate.waiting(0.0)
+    rate.served(100.0, 1.0, 15.0)
+    assert rate.per_second(5.0, 60.0) == pytest.approx(20.0)
+    rate.empty()
+    assert rate.per_second(5.0, 60.0) == pytest.approx(100.0)
+
+
+def test_a_queue_that_was_never_served_and_one_that_forgot_are_told_apart() -> None:
+    rate = ServiceRate()
+    assert rate.last_sample_s is None
+    rate.waiting(0.0)
+    rate.served(100.0, 1.0, 15.0)
+    assert rate.last_sample_s == 1.0
+    rate.served(30.0, 30.0, 15.0)
+    assert rate.last_sample_s == -math.inf
+    assert rate.last_cost == 30.0
+
+
 def test_a_recent_rate_outweighs_an_old_one() -> None:
     rate = ServiceRate()
     rate.waiting(0.0)
@@ -47,6 +83,14 @@ def test_the_p95_is_the_nearest_rank_of_the_last_200_once_there_are_59(values: l
     last = sorted(values[-200:])
     expected = last[math.ceil(0.95 * len(last)) - 1] if len(last) >= 59 else None
     assert recent.value == expected
+
+
+def test_how_many_values_a_p95_needs_can_be_chosen() -> None:
+    recent = RecentP95(least=2)
+    recent.add(1.0)
+    assert recent.value is None
+    recent.add(3.0)
+    assert recent.value == 3.0
 
 
 def test_a_prefill_rate_moves_towards_what_was_seen_and_few_tokens_teach_nothing() -> None:

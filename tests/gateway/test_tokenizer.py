@@ -2,6 +2,8 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tokenizers import Tokenizer
 
 from gateway.classify import classify
 from gateway.domain import Outcome, Refused
-from gateway.tokenizer import Counted, Counter, CountingPool
+from gateway.tokenizer import LARGE_BYTES, Counted, Counter, CountingPool
 from tests.gateway.minimal import tokenizer_path
 
 SPECIAL = [
@@ -272,7 +274,7 @@ async def test_a_caller_that_leaves_just_as_its_turn_comes_passes_the_turn_on(
 ) -> None:
     stage = CountingPool(threads=1, inline_below_bytes=0, max_requests=10, max_bytes=10**9)
     try:
-        stage._free = 0
+        stage._free = 0  # a thread of somebody else's, given back by the release below
         task = asyncio.ensure_future(counted(stage, counter, "word"))
         await asyncio.sleep(0)
         stage._release()
@@ -280,6 +282,51 @@ async def test_a_caller_that_leaves_just_as_its_turn_comes_passes_the_turn_on(
         await asyncio.gather(task, return_exceptions=True)
         assert (stage._free, stage.held_requests) == (1, 0)
     finally:
+        stage.close()
+
+
+async def test_a_large_text_never_takes_the_last_free_thread() -> None:
+    stage = CountingPool(threads=2, inline_below_bytes=0, max_requests=10, max_bytes=10**9)
+    gate, ended = threading.Event(), []
+
+    async def one(name: str, size: int, work: Callable[[], object]) -> None:
+        await stage.work(size, work, name)
+        ended.append(name)
+
+    try:
+        large = [
+            asyncio.ensure_future(one(f"large {n}", LARGE_BYTES + 1, gate.wait)) for n in range(2)
+        ]
+        await asyncio.sleep(0)
+        await one("small", LARGE_BYTES, lambda: None)
+        assert ended == ["small"]
+        gate.set()
+        await asyncio.gather(*large)
+        assert (stage._free, stage.held_requests, stage.held_bytes) == (2, 0, 0)
+    finally:
+        gate.set()
+        stage.close()
+
+
+async def test_one_caller_holds_no_more_than_its_share_of_the_stage() -> None:
+    stage = CountingPool(1, 0, max_requests=4, max_bytes=1000, principal_share=0.5)
+    gate = threading.Event()
+    try:
+        held = [asyncio.ensure_future(stage.work(100, gate.wait, "a")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused) as refused:
+            await stage.work(100, gate.wait, "a")
+        assert refused.value.outcome is Outcome.PRINCIPAL_LIMIT
+        with pytest.raises(Refused) as too_large:
+            await stage.work(501, gate.wait, "b")
+        assert too_large.value.outcome is Outcome.PRINCIPAL_LIMIT
+        other = asyncio.ensure_future(stage.work(100, lambda: "b", "b"))
+        gate.set()
+        assert await other == "b"
+        await asyncio.gather(*held)
+        assert (stage.held_requests, stage._held_by) == (0, {})
+    finally:
+        gate.set()
         stage.close()
 
 

@@ -133,7 +133,7 @@ def test_under_overload_bodies_are_refused_before_their_count_and_all_of_them_ri
 def overloaded() -> Twins:
     """Half of what came went to an engine; the next of its flow would wait too long."""
     twins = Twins()
-    for number in range(30):
+    for number in range(31):
         twins.step(2, "chat", 100, 0.1)
         if number % 2:
             twins.step(7, "chat", 0, 0.1)
