@@ -99,6 +99,10 @@ async def unready(gateway: Front) -> bool:
     return await health(gateway, "ready") == 503
 
 
+async def both_run(gateway: Front) -> bool:
+    return await gateway.total("sluicegate_in_flight") == 2
+
+
 async def test_what_is_left_at_the_deadline_is_ended_and_says_so(slow: str, started: Start) -> None:
     gateway = started(
         {"simulated": Served([slow])},
@@ -109,6 +113,7 @@ async def test_what_is_left_at_the_deadline_is_ended_and_says_so(slow: str, star
     async with gateway.stream(endless()) as stream:
         assert await stream.next() is not None
         whole = asyncio.ensure_future(gateway.ask(endless()))
+        await eventually(lambda: both_run(gateway))
         queued = asyncio.ensure_future(gateway.ask(chat()))
         await eventually(lambda: depth_is(gateway, 1))
         tell(gateway)
