@@ -16,6 +16,7 @@ from gateway import prompt, sanitize
 from gateway.auth import KeyEntry, Keyring, by_key, credential, new_key
 from gateway.domain import Outcome, Surface
 from gateway.observe import Finished, log_line
+from gateway.sent import by_name
 from gateway.template import ChatTemplate
 from gateway.tokenizer import Counted, Counter, CountingPool
 from tests.gateway.minimal import TEMPLATE, tokenizer_path
@@ -75,7 +76,7 @@ def print_steps(counter: Counter) -> None:
             "clean_body": partial(sanitize.clean_body, raw),
             "render": partial(prompt.chat, body, template),
             "stamp": partial(sanitize.stamp, body, 0),
-            "upstream_headers": partial(sanitize.upstream_headers, headers, "rid", 0),
+            "upstream_headers": partial(sanitize.upstream_headers, by_name(headers), "rid", 0),
         }
         costs = ", ".join(f"{name} {microseconds(s, 300):.1f}" for name, s in steps.items())
         print(f"body of {tokens} tokens, us per call: {costs}")
