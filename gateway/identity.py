@@ -122,7 +122,7 @@ class Identity:
             return self.authenticate(headers)
         except NeedsKeySet as still:
             keeper = self._keepers.get(still.issuer)
-            if keeper is None or keeper.key_set is None or keeper.reason:
+            if keeper is None or keeper.key_set is None or keeper.reason or keeper.asking:
                 raise Refused(
                     Outcome.IDENTITY_UNAVAILABLE,
                     "The token can't be checked now: its issuer's keys are not available.",

@@ -90,6 +90,11 @@ class Keeper:
         """Whether the set can't change: a shared secret."""
         return not (self.source.url or self.source.path)
 
+    @property
+    def asking(self) -> bool:
+        """Whether an answer is on its way."""
+        return self._fetching is not None
+
     def view(self) -> KeeperView:
         """What operators see."""
         keys = len(self.key_set.keys) if self.key_set is not None else 0

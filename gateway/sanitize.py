@@ -144,7 +144,7 @@ def ask_usage(body: dict[str, Any], surface: Surface) -> bool:
     """Make a stream end with its usage; whether the caller had not asked for that itself.
 
     Raises:
-        Refused: ``bad_request`` where what was asked is no object.
+        Refused: ``bad_request`` where what was asked is no object, or no plain yes or no.
     """
     if surface not in _USAGE_ON_DEMAND or body.get("stream") is not True:
         return False
@@ -152,8 +152,14 @@ def ask_usage(body: dict[str, Any], surface: Surface) -> bool:
     if not isinstance(options, dict | None):
         message = "stream_options: must be an object."
         raise Refused(Outcome.BAD_REQUEST, message, param="stream_options")
-    asked = options is not None and options.get("include_usage") is True
-    body["stream_options"] = {**(options or {}), "include_usage": True}
+    given = options or {}
+    asked = given.get("include_usage", False)
+    if not isinstance(asked, bool | None):
+        message = "stream_options.include_usage: must be true or false."
+        raise Refused(Outcome.BAD_REQUEST, message, param="stream_options")
+    body["stream_options"] = {**given, "include_usage": True}
+    if not asked and "continuous_usage_stats" in given:
+        body["stream_options"]["continuous_usage_stats"] = False
     return not asked
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import identity as identity_module
+from gateway import issuers
 from gateway.auth import KeyEntry, Keyring, new_key
 from gateway.domain import Outcome, Refused
 from gateway.identity import Identity, NeedsKeySet
@@ -304,6 +305,21 @@ async def test_in_an_outage_known_keys_serve_and_unknown_ones_may_come_again() -
         world.clock.at_s += 10
         assert await world.waited(good("two")) is Outcome.IDENTITY_UNAVAILABLE
         assert await world.waited(good(jti="fresh")) is None
+
+
+async def test_while_the_issuer_is_slow_to_answer_a_new_key_may_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with behind() as (server, world):
+        assert await world.waited(good()) is None
+        monkeypatch.setattr(issuers, "WAIT_S", 0.02)
+        server.body, server.hang = TWO, True
+        world.clock.at_s += 10
+        assert await world.waited(good("two")) is Outcome.IDENTITY_UNAVAILABLE
+        world.told.clear()
+        server.let_go.set()
+        await world.told.wait()
+        assert await world.waited(good("two")) is None
 
 
 async def test_a_stale_set_vouches_for_nobody_remembered_or_not() -> None:

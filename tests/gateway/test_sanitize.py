@@ -86,13 +86,27 @@ def test_responses_are_never_stored() -> None:
         ({}, True),
         ({"include_usage": False}, True),
         ({"include_usage": True}, False),
-        ({"continuous_usage_stats": True}, True),
+        ({"other": True}, True),
     ],
 )
 def test_a_stream_is_made_to_end_with_its_usage(options: object, hidden: bool) -> None:
     body = {"stream": True, "stream_options": options}
     assert ask_usage(body, Surface.CHAT) is hidden
     assert body["stream_options"] == {**(options or {}), "include_usage": True}  # type: ignore[dict-item]
+
+
+def test_usage_in_every_event_is_only_for_those_who_asked() -> None:
+    body = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    assert ask_usage(body, Surface.CHAT)
+    assert body["stream_options"] == {"continuous_usage_stats": False, "include_usage": True}
+    body = {
+        "stream": True,
+        "stream_options": {"continuous_usage_stats": True, "include_usage": True},
+    }
+    assert not ask_usage(body, Surface.CHAT)
+    assert body["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
+    with pytest.raises(Refused, match="include_usage"):
+        ask_usage({"stream": True, "stream_options": {"include_usage": "yes"}}, Surface.CHAT)
 
 
 def test_usage_is_not_asked_of_what_is_no_stream_or_bears_it_anyway() -> None:
