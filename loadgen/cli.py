@@ -6,7 +6,6 @@ bad input, 130 interrupted.
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,9 @@ from loadgen.study_cli import add_study_verbs
 from loadgen.sweep_cli import add_sweep_verbs
 from loadgen.tables import verdict_line
 from loadgen.trace import KINDS, TraceSpec, build_trace, encode_trace, trace_manifest
+from loadgen.verb import Args, add_verb, say
 
 __all__ = ["add_bench_parser", "run_bench"]
-
-Args = argparse.Namespace
-Verb = Callable[[Args, Console], int]
 
 
 def _shape(text: str) -> Shape:
@@ -103,38 +100,20 @@ def _decide(args: Args, console: Console) -> int:
     if args.json:
         console.file.write(orjson.dumps(decision).decode() + "\n")
     else:
-        for line in (
-            verdict_line(decision),
-            *decision["reasons"],
-            *decision.get("more_rounds", ()),
-        ):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, verdict_line(decision), *decision["reasons"], *decision.get("more_rounds", ()))
     return 1 if decision["verdict"] == "invalid" else 0
 
 
 def _verify(args: Args, console: Console) -> int:
     differences = verify_folder(args.folder)
-    for line in differences or ["identical"]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, *(differences or ["identical"]))
     return 1 if differences else 0
-
-
-def _verb(verbs: Any, name: str, verb: Verb, said: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=said,
-        description=said,
-        epilog=f"example:\n  sluicegate bench {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(bench=verb)
-    return parser
 
 
 def _add_corpus(verbs: Any) -> None:
     said = "freeze prompts of exact token counts"
     example = "corpus --out out/x --class short=512:128:500 --class long=8192:128:120"
-    parser = _verb(verbs, "corpus", _corpus, said, example)
+    parser = add_verb(verbs, "corpus", _corpus, said, example)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--class", dest="shape", type=_shape, action="append", required=True)
     parser.add_argument("--seed", type=int, default=11)
@@ -145,7 +124,7 @@ def _add_corpus(verbs: Any) -> None:
 def _add_trace(verbs: Any) -> None:
     said = "draw open-loop arrivals from a seed"
     example = "trace out/x --name mixed --rate 21.8 --mix short=0.8,long=0.2 --seed 20"
-    parser = _verb(verbs, "trace", _trace, said, example)
+    parser = add_verb(verbs, "trace", _trace, said, example)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--name", default="mixed")
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
@@ -171,7 +150,7 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         ("verify", _verify, "recompute analysis, decision and report; say where they differ"),
     )
     for name, verb, said in folder_verbs:
-        parser = _verb(verbs, name, verb, said, f"{name} out/demo")
+        parser = add_verb(verbs, name, verb, said, f"{name} out/demo")
         parser.add_argument("folder", type=Path, metavar="DIR")
         if name == "decide":
             parser.add_argument("--json", action="store_true", help="print the decision as JSON")
@@ -188,9 +167,7 @@ def run_bench(args: Args, console: Console | None = None) -> int:
     try:
         return int(args.bench(args, console))
     except (BenchError, ValueError, FileNotFoundError) as error:
-        Console(file=sys.stderr).print(
-            f"error: {error}", markup=False, highlight=False, soft_wrap=True
-        )
+        say(Console(file=sys.stderr), f"error: {error}")
         return 2
     except KeyboardInterrupt:
         return 130

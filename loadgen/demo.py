@@ -35,6 +35,7 @@ from loadgen.trace import (
     shorts_only,
     trace_manifest,
 )
+from loadgen.verb import say
 
 __all__ = ["DEMO_INTERVALS", "DEMO_TRACE", "Simulate", "freeze_demo", "run_demo", "run_view"]
 
@@ -111,7 +112,7 @@ def run_view(console: Console, total: int) -> Show:
     @contextlib.contextmanager
     def show(number: int, run: Mapping[str, Any], limit_s: float) -> Iterator[Watch]:
         title = f"way {number} of {total}: {run['label']}"
-        console.print(title, markup=False, highlight=False, soft_wrap=True)
+        say(console, title)
         with Progress(console, title, limit_s) as progress:
             yield progress.row
 
@@ -119,8 +120,7 @@ def run_view(console: Console, total: int) -> Show:
 
 
 def _show_predictions(console: Console, analysis: Mapping[str, Any]) -> None:
-    for line in prediction_lines(analysis):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, *prediction_lines(analysis))
 
 
 def _conduct(folder: Path, model: TextModel, console: Console) -> None:

@@ -5,7 +5,7 @@ is not whole), 2 bad input.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,14 @@ from loadgen.record import BenchError, canonical, digest, strict_json
 from loadgen.report_file import keep_beside, plotly_source, read_run, report_page, write_report
 from loadgen.results import analyse_folder
 from loadgen.timeline import Line, sparkline, timeline, timeline_json, timeline_page
+from loadgen.verb import Args, add_verb, say
 
 __all__ = ["add_report_verbs"]
 
-Args = argparse.Namespace
-Verb = Callable[[Args, Console], int]
 Json = Mapping[str, Any]
 PARTIAL = "report.partial.html"
 NARROWEST = 20  # columns of bars, however narrow the terminal
 SHOWN = 40  # differences printed; --json has all
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_json(console: Console, value: Any) -> None:
@@ -63,7 +57,7 @@ def _report(args: Args, console: Console) -> int:
         if (other := getattr(args, name)) is not None:
             keep_beside(args.folder, name, other)
     path = _partial(args.folder) if args.partial else write_report(args.folder)
-    _say(console, str(path))
+    say(console, str(path))
     return 0
 
 
@@ -150,7 +144,7 @@ def _compare(args: Args, console: Console) -> int:
     if args.json:
         _print_json(console, found)
     else:
-        _say(console, *_comparison_lines(found))
+        say(console, *_comparison_lines(found))
     return 0 if found["same"] else 1
 
 
@@ -183,7 +177,7 @@ def _gate(args: Args, console: Console) -> int:
     if args.json:
         _print_json(console, result.as_json())
     else:
-        _say(console, *_gate_lines(result, synthetic=decision["synthetic"]))
+        say(console, *_gate_lines(result, synthetic=decision["synthetic"]))
     return 0 if result.passed else 1
 
 
@@ -193,7 +187,7 @@ def _bundle(args: Args, console: Console) -> int:
         if args.json:
             _print_json(console, {"kind": "bundle-check", "whole": not wrong, "wrong": wrong})
         else:
-            _say(console, *(wrong or ["whole, and the decision follows from the analysis"]))
+            say(console, *(wrong or ["whole, and the decision follows from the analysis"]))
         return 1 if wrong else 0
     if args.out is None:
         raise BenchError("bundle: --out FILE.tar.gz is missing")
@@ -201,7 +195,7 @@ def _bundle(args: Args, console: Console) -> int:
     if args.json:
         _print_json(console, {"kind": "bundle", "path": str(args.out), "sha256": sha256})
     else:
-        _say(console, f"{args.out}: sha256 {sha256}")
+        say(console, f"{args.out}: sha256 {sha256}")
     return 0
 
 
@@ -210,25 +204,13 @@ def _export(args: Args, console: Console) -> int:
     if args.json:
         _print_json(console, {"kind": "exported", "files": [str(p) for p in paths]})
     else:
-        _say(console, f"{len(paths)} files in {paths[0].parent}")
+        say(console, f"{len(paths)} files in {paths[0].parent}")
     return 0
-
-
-def _verb(verbs: Any, name: str, verb: Verb, said: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=said,
-        description=said,
-        epilog=f"example:\n  sluicegate bench {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(bench=verb)
-    return parser
 
 
 def _add_report(verbs: Any) -> None:
     said = "write report.html: verdict, evidence, how to reproduce; one file, offline"
-    parser = _verb(verbs, "report", _report, said, "report out/sweep")
+    parser = add_verb(verbs, "report", _report, said, "report out/sweep")
     parser.add_argument("folder", type=Path, metavar="DIR")
     said = f"while runs are missing: analyse what is there, write {PARTIAL}"
     parser.add_argument("--partial", action="store_true", help=said)
@@ -240,7 +222,7 @@ def _add_report(verbs: Any) -> None:
 
 def _add_timeline(verbs: Any) -> None:
     said = "show one run second by second"
-    parser = _verb(verbs, "timeline", _timeline, said, "timeline out/sweep r1-C3-80-20-near")
+    parser = add_verb(verbs, "timeline", _timeline, said, "timeline out/sweep r1-C3-80-20-near")
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("run_id", metavar="RUN_ID")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write figures, too")
@@ -249,7 +231,7 @@ def _add_timeline(verbs: Any) -> None:
 
 def _add_compare(verbs: Any) -> None:
     said = "say whether two results differ beyond chance; exit status 1 if they do"
-    parser = _verb(verbs, "compare", _compare, said, "compare out/monday out/tuesday")
+    parser = add_verb(verbs, "compare", _compare, said, "compare out/monday out/tuesday")
     parser.add_argument("a", type=Path, metavar="A", help="a decided results folder")
     parser.add_argument("b", type=Path, metavar="B", help="another")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -257,7 +239,7 @@ def _add_compare(verbs: Any) -> None:
 
 def _add_gate(verbs: Any) -> None:
     said = "pass or fail a pipeline by the verdict and the contract of what would serve"
-    parser = _verb(verbs, "gate", _gate, said, "gate out/sweep --junit gate.xml")
+    parser = add_verb(verbs, "gate", _gate, said, "gate out/sweep --junit gate.xml")
     parser.add_argument("folder", type=Path, metavar="DIR")
     known = ", ".join(VERDICTS)
     parser.add_argument(
@@ -277,7 +259,7 @@ def _add_bundle(verbs: Any) -> None:
     example = (
         "bundle out/sweep --out evidence.tar.gz\n  sluicegate bench bundle --check evidence.tar.gz"
     )
-    parser = _verb(verbs, "bundle", _bundle, said, example)
+    parser = add_verb(verbs, "bundle", _bundle, said, example)
     parser.add_argument("path", type=Path, metavar="DIR", help="decided; with --check, the bundle")
     parser.add_argument("--out", type=Path, metavar="FILE.tar.gz")
     parser.add_argument("--check", action="store_true", help="check digests and the decision")
@@ -287,7 +269,7 @@ def _add_bundle(verbs: Any) -> None:
 
 def _add_export(verbs: Any) -> None:
     said = "write results for other tools: vLLM's result files, CSV, flat JSON"
-    parser = _verb(verbs, "export", _export, said, "export out/sweep --format csv")
+    parser = add_verb(verbs, "export", _export, said, "export out/sweep --format csv")
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--format", choices=list(FORMATS), required=True)
     parser.add_argument("--out", type=Path, metavar="DIR", help="(DIR/exports/FORMAT)")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.roofline import LIMITS, TRIES, Level, Limit, roofline
+from loadgen.verb import say
 
 __all__ = ["add_roofline"]
 
@@ -44,7 +45,7 @@ def _line(limit: Limit, level: Level) -> str:
 def _roofline(args: argparse.Namespace, console: Console) -> int:
     def tell(limit: Limit, level: Level) -> None:
         if not args.json:
-            console.print(_line(limit, level), markup=False, highlight=False, soft_wrap=True)
+            say(console, _line(limit, level))
 
     load = os.getloadavg()[0]
     found = {**roofline(args.seconds, tell), "load_average_before": round(load, 2)}
@@ -53,7 +54,7 @@ def _roofline(args: argparse.Namespace, console: Console) -> int:
         return 0
     console.print(_table(found))
     said = f"best of {TRIES} tries a level; {found['hardware_id']}; load average before: {load:.2f}"
-    console.print(said, markup=False, highlight=False, soft_wrap=True)
+    say(console, said)
     return 0
 
 

@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,18 +31,12 @@ from loadgen.sweep import conduct_sweep
 from loadgen.sweep_file import read_sweep
 from loadgen.sweep_view import JsonView, SweepView
 from loadgen.tables import verdict_line
+from loadgen.verb import Args, add_verb, say
 
 __all__ = ["add_run_verbs"]
 
-Args = argparse.Namespace
-Verb = Callable[[Args, Console], int]
 Json = Mapping[str, Any]
 T = TypeVar("T")
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _until_done(work: Coroutine[Any, Any, T]) -> T:
@@ -93,11 +87,11 @@ def _sweep(folder: Path, runs: Sequence[Json], args: Args, console: Console) -> 
         done = sum(finished(folder, run["run_id"]) for run in runs)
         view.tell({"event": "interrupted", "finished": done, "of": len(runs)})
         if not args.json:
-            _say(console, f"go on with: sluicegate bench run {folder} --resume")
+            say(console, f"go on with: sluicegate bench run {folder} --resume")
         raise
     view.tell({"event": "finished", "finished": outcome.finished, "of": outcome.of})
     if not args.json:
-        _say(console, *(f"left out: {line}" for line in outcome.left_out))
+        say(console, *(f"left out: {line}" for line in outcome.left_out))
     return 0 if outcome.finished == outcome.of and not outcome.left_out else 1
 
 
@@ -126,7 +120,7 @@ def _planned(args: Args, console: Console) -> Json:
     """
     sweep, path = read_sweep(args.file), args.out / "plan.json"
     if not path.is_file():
-        _say(console, "freezing corpus and traces")
+        say(console, "freezing corpus and traces")
         return freeze_sweep(sweep, args.out)
     with tempfile.TemporaryDirectory(prefix="sluicegate-") as name:
         folder = Path(name)
@@ -150,27 +144,15 @@ def _all(args: Args, console: Console) -> int:
     status = _sweep(args.out, plan["runs"], args, console)
     _, decision = conclude(args.out)
     report = write_report(args.out)
-    _say(quiet, verdict_line(decision), *decision["reasons"], f"report: {report}")
+    say(quiet, verdict_line(decision), *decision["reasons"], f"report: {report}")
     return 1 if decision["verdict"] == "invalid" else status
 
 
 def _capture(args: Args, console: Console) -> int:
     work = capture_baseline(args.engine_url, args.out, args.start_log, args.approved_by)
     found = asyncio.run(work)
-    _say(console, f"{args.out}: {len(found['args'])} arguments, {found['captured_from']}")
+    say(console, f"{args.out}: {len(found['args'])} arguments, {found['captured_from']}")
     return 0
-
-
-def _verb(verbs: Any, name: str, verb: Verb, said: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=said,
-        description=said,
-        epilog=f"example:\n  sluicegate bench {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(bench=verb)
-    return parser
 
 
 def _simulated_model() -> str:
@@ -195,7 +177,7 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
 def _add_run(verbs: Any) -> None:
     said = "carry out the plan's runs, on servers that its launcher starts"
     example = "run out/x --resume\n  sluicegate bench run out/x --resume --json | tee events.jsonl"
-    parser = _verb(verbs, "run", _run, said, example)
+    parser = add_verb(verbs, "run", _run, said, example)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--run-id", action="append", default=[], help="only this run (repeatable)")
     parser.add_argument("--resume", action="store_true", help="go on: finished runs stay")
@@ -209,7 +191,9 @@ def _add_run(verbs: Any) -> None:
 
 def _add_all(verbs: Any) -> None:
     said = "plan, run, analyse, decide and report; goes on where it was left"
-    parser = _verb(verbs, "all", _all, said, "all config/sweep.toml --out out/sweep --time-scale 3")
+    parser = add_verb(
+        verbs, "all", _all, said, "all config/sweep.toml --out out/sweep --time-scale 3"
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     _add_pace(parser)
@@ -218,7 +202,7 @@ def _add_all(verbs: Any) -> None:
 def _add_capture(verbs: Any) -> None:
     said = "write a running engine's arguments as the baseline B0"
     example = "capture --engine-url http://127.0.0.1:8100 --out b0.json --approved-by 'J. Doe'"
-    parser = _verb(verbs, "capture", _capture, said, example)
+    parser = add_verb(verbs, "capture", _capture, said, example)
     parser.add_argument("--engine-url", required=True, metavar="URL")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--start-log", type=Path, metavar="FILE", help="its start-up log")

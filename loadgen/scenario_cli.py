@@ -21,10 +21,10 @@ from loadgen.scenario import Check, Scenario
 from loadgen.scenario_list import SCENARIOS, scenario_named
 from loadgen.scenario_run import Prompts, perform, record_of, write_record
 from loadgen.stack import Endpoint, stack
+from loadgen.verb import Args, say
 
 __all__ = ["add_scenario_verb"]
 
-Args = argparse.Namespace
 Json = Mapping[str, Any]
 ALL = "all"
 DEFAULT_SCALE = 2.0
@@ -93,13 +93,9 @@ def _suits_external(scenario: Scenario) -> bool:
 
 def _show(console: Console, scenario: Scenario, checks: Sequence[Check]) -> None:
     word = "pass" if all(c.passed for c in checks) else "FAIL"
-    _say(console, f"{word}  {scenario.name}: {scenario.said}")
+    say(console, f"{word}  {scenario.name}: {scenario.said}")
     for check in checks:
-        _say(console, f"  {'ok  ' if check.passed else 'FAIL'} {check.name}: {check.said}")
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {'ok  ' if check.passed else 'FAIL'} {check.name}: {check.said}")
 
 
 async def _perform_all(args: Args, model: TextModel, show: Callable[[Json], None]) -> list[Json]:

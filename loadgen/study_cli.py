@@ -1,8 +1,6 @@
 """The verbs beside a sweep: policy arms, topologies, limits, a running engine's step costs."""
 
-import argparse
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,29 +26,22 @@ from loadgen.topology import (
     topology_plan,
     topology_settings,
 )
+from loadgen.verb import Args, add_verb, say
 
 __all__ = ["add_study_verbs"]
-
-Args = argparse.Namespace
-Verb = Callable[[Args, Console], int]
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _written(folder: Path, plan: Any, console: Console) -> int:
     write_json(folder / "plan.json", plan)
     starts = plan["engine_starts"]
-    _say(console, f"{folder / 'plan.json'}: {len(plan['runs'])} runs on {starts} engine starts")
+    say(console, f"{folder / 'plan.json'}: {len(plan['runs'])} runs on {starts} engine starts")
     return 0
 
 
 def _arms(args: Args, console: Console) -> int:
     sweep = read_sweep(args.file)
     own = replace(sweep, settings=arms_settings(sweep.settings))
-    _say(console, "freezing corpus and traces")
+    say(console, "freezing corpus and traces")
     return _written(args.out, arms_plan(freeze_sweep(own, args.out)), console)
 
 
@@ -72,10 +63,10 @@ def _topology(args: Args, console: Console) -> int:
     sweep = read_sweep(args.file)
     own = replace(sweep, settings=topology_settings(sweep.settings, args.engines, args.cell))
     split = _split(own, args)
-    _say(console, *split_lines(split))
+    say(console, *split_lines(split))
     if args.out is None:
         return 0
-    _say(console, "freezing corpus and traces")
+    say(console, "freezing corpus and traces")
     return _written(args.out, topology_plan(freeze_sweep(own, args.out), split, args.cell), console)
 
 
@@ -88,10 +79,10 @@ def _calibrate_engine(args: Args, console: Console) -> int:
         args.time_scale,
         args.key,
     )
-    model = asyncio.run(calibrate_engine(wish, lambda line: _say(console, line)))
+    model = asyncio.run(calibrate_engine(wish, lambda line: say(console, line)))
     sha256 = write_json(args.out, model)
     fit = model["fit"]
-    _say(
+    say(
         console,
         f"median error {fit['median_error']:.1%}, largest {fit['max_error']:.1%}",
         f"{args.out}: sha256 {sha256}; use it: sluicegate engine --step-model {args.out}",
@@ -107,21 +98,9 @@ def _limits(args: Args, console: Console) -> int:
     return 0
 
 
-def _verb(verbs: Any, name: str, verb: Verb, said: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=said,
-        description=said,
-        epilog=f"example:\n  sluicegate bench {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(bench=verb)
-    return parser
-
-
 def _add_arms(verbs: Any) -> None:
     said = "freeze the policy arms: off, admission, engine priority, both"
-    parser = _verb(verbs, "arms", _arms, said, "arms config/sweep.toml --out out/arms")
+    parser = add_verb(verbs, "arms", _arms, said, "arms config/sweep.toml --out out/arms")
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
 
@@ -129,7 +108,7 @@ def _add_arms(verbs: Any) -> None:
 def _add_topology(verbs: Any) -> None:
     said = "plan shared against isolated engines on equal hardware; print the split"
     example = "topology config/sweep.toml --engines 4 --out out/topology"
-    parser = _verb(verbs, "topology", _topology, said, example)
+    parser = add_verb(verbs, "topology", _topology, said, example)
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="without it only the split is said")
     parser.add_argument("--engines", type=int, default=2, help="in all; rates are multiplied by it")
@@ -139,7 +118,9 @@ def _add_topology(verbs: Any) -> None:
 
 def _add_limits(verbs: Any) -> None:
     said = "print the admission limits that the records of a sweep support, as TOML"
-    parser = _verb(verbs, "limits", _limits, said, "limits out/sweep --config config/gateway.toml")
+    parser = add_verb(
+        verbs, "limits", _limits, said, "limits out/sweep --config config/gateway.toml"
+    )
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--cell", help="whose (default: the decision's cell, else B0)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a gateway's, to be fitted")
@@ -149,7 +130,7 @@ def _add_limits(verbs: Any) -> None:
 def _add_calibrate_engine(verbs: Any) -> None:
     said = "fit the cost of a running, idle engine's steps"
     example = "calibrate-engine --engine-url http://127.0.0.1:8000 --model M --out step-model.json"
-    parser = _verb(verbs, "calibrate-engine", _calibrate_engine, said, example)
+    parser = add_verb(verbs, "calibrate-engine", _calibrate_engine, said, example)
     add = parser.add_argument
     add("--engine-url", required=True)
     add("--model", required=True)

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,11 @@ from loadgen.record import BenchError, canonical
 from loadgen.runs import cost_path
 from loadgen.sweep_file import read_sweep
 from loadgen.sweep_plan import effort
+from loadgen.verb import Args, add_verb, say
 from loadgen.virtual_compare import compare_lines
 from loadgen.virtual_sweep import named_trace, simulate_plan
 
 __all__ = ["add_sweep_verbs"]
-
-Args = argparse.Namespace
-Verb = Callable[[Args, Console], int]
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _hours(seconds: float) -> str:
@@ -55,7 +48,7 @@ def _plan_demo(folder: Path, console: Console) -> int:
         )
     freeze_demo(folder, TextModel(), DEMO_TRACE, DEMO_INTERVALS)
     runs = read_json(folder / "plan.json")["runs"]
-    _say(console, f"{folder / 'plan.json'}: {len(runs)} runs")
+    say(console, f"{folder / 'plan.json'}: {len(runs)} runs")
     return 0
 
 
@@ -69,9 +62,9 @@ def _plan(args: Args, console: Console) -> int:
     sweep = read_sweep(args.file)
     if args.out is None:
         raise BenchError("plan: --out DIR is missing; --check alone writes nothing")
-    _say(console, _effort_line(effort(preview(sweep))), "freezing corpus and traces")
+    say(console, _effort_line(effort(preview(sweep))), "freezing corpus and traces")
     plan = freeze_sweep(sweep, args.out)
-    _say(console, f"{args.out / 'plan.json'}: {len(plan['runs'])} runs")
+    say(console, f"{args.out / 'plan.json'}: {len(plan['runs'])} runs")
     return 0
 
 
@@ -92,7 +85,7 @@ def _check(args: Args, console: Console) -> int:
     if args.json:
         console.file.write(canonical(told).decode())
         return 0
-    _say(console, _effort_line(effort(plan)))
+    say(console, _effort_line(effort(plan)))
     show_check(console, told)
     return 0
 
@@ -105,12 +98,12 @@ def _simulate(args: Args, console: Console) -> int:
     folder = args.plan.parent if args.plan.is_file() else args.plan
     if args.compare is not None:
         for line in compare_lines(args.out or folder / "sim", args.compare):
-            _say(console, line)
+            say(console, line)
         return 0
     out, began_s = args.out or folder / "sim", time.monotonic()
     runs = simulate_plan(folder, out, _cost(args), getattr(args, "policy_for", None))
     took_s = time.monotonic() - began_s
-    _say(console, f"{out}: {len(runs)} runs in virtual time, {took_s:.1f} s")
+    say(console, f"{out}: {len(runs)} runs in virtual time, {took_s:.1f} s")
     return 0
 
 
@@ -118,7 +111,7 @@ def _calibrate(args: Args, console: Console) -> int:
     sweep = read_sweep(args.file, with_rates=False)
 
     def watch(line: str) -> None:
-        _say(console, line)
+        say(console, line)
 
     if args.virtual == (args.url is not None):
         raise BenchError("calibrate: give either --virtual or --url")
@@ -129,8 +122,8 @@ def _calibrate(args: Args, console: Console) -> int:
         found = calibrate_server(sweep, server, watch)
     write_json(args.out, found)
     for mix, rates in found["rates"].items():
-        _say(console, f"{mix}: " + ", ".join(f"{n} {v:g}/s" for n, v in rates.items()))
-    _say(console, f'{args.out}: name it as rates_file = "{args.out.name}" beside the sweep file')
+        say(console, f"{mix}: " + ", ".join(f"{n} {v:g}/s" for n, v in rates.items()))
+    say(console, f'{args.out}: name it as rates_file = "{args.out.name}" beside the sweep file')
     return 0
 
 
@@ -144,25 +137,13 @@ def _capacity(args: Args, console: Console) -> int:
         return 0
     for one in told:
         console.print(capacity_table(one))
-    _say(console, "in virtual time with the step costs given: synthetic")
+    say(console, "in virtual time with the step costs given: synthetic")
     return 0
-
-
-def _verb(verbs: Any, name: str, verb: Verb, said: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=said,
-        description=said,
-        epilog=f"example:\n  sluicegate bench {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(bench=verb)
-    return parser
 
 
 def _add_plan(verbs: Any) -> None:
     said = "freeze a sweep: corpus, traces and the runs in their order"
-    parser = _verb(verbs, "plan", _plan, said, "plan config/sweep.toml --out out/sweep")
+    parser = add_verb(verbs, "plan", _plan, said, "plan config/sweep.toml --out out/sweep")
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where everything is written")
     parser.add_argument("--demo", action="store_true", help="the demonstration's plan instead")
@@ -181,7 +162,7 @@ def _add_step_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_simulate(verbs: Any) -> None:
     said = "run a plan in virtual time, without engines, and write its records"
-    parser = _verb(verbs, "simulate", _simulate, said, "simulate out/sweep --out out/sweep/sim")
+    parser = add_verb(verbs, "simulate", _simulate, said, "simulate out/sweep --out out/sweep/sim")
     parser.add_argument("plan", type=Path, metavar="DIR", help="a planned folder or its plan.json")
     parser.add_argument("--out", type=Path, metavar="DIR", help="results folder (DIR/sim)")
     said = "write nothing; compare the simulated records with measured ones of the same plan"
@@ -192,7 +173,7 @@ def _add_simulate(verbs: Any) -> None:
 def _add_calibrate(verbs: Any) -> None:
     said = "find the sweep's rates on B0, by a closed loop at saturation"
     example = "calibrate config/sweep.toml --virtual --out config/rates.json"
-    parser = _verb(verbs, "calibrate", _calibrate, said, example)
+    parser = add_verb(verbs, "calibrate", _calibrate, said, example)
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the rates (JSON)")
     parser.add_argument("--virtual", action="store_true", help="in virtual time")
@@ -204,7 +185,7 @@ def _add_calibrate(verbs: Any) -> None:
 
 def _add_capacity(verbs: Any) -> None:
     said = "attainment and goodput against the offered rate, in virtual time, with the knee"
-    parser = _verb(verbs, "capacity", _capacity, said, "capacity config/sweep.toml --mix 80-20")
+    parser = add_verb(verbs, "capacity", _capacity, said, "capacity config/sweep.toml --mix 80-20")
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--cell", default="B0", help="which engine settings (%(default)s)")
     parser.add_argument("--mix", help="which mix (all that have a rate of their own)")
