@@ -27,6 +27,8 @@ Rule = Callable[[Machine, Draw], None]
 
 def offer(machine: Machine, draw: Draw) -> None:
     account = machine.account
+    if not account.waiting:
+        return  # a configuration may route nothing
     key = pick(draw, list(account.waiting))
     if not account.pool_of[key]:
         return
@@ -127,7 +129,7 @@ def reconfigure_wrongly(machine: Machine, draw: Draw) -> None:
         (
             World((*specs, specs[0]), topology),
             World(specs, replace(topology, engines={})),
-            World(specs[:1], replace(topology, pools={"other": ()})),
+            World(specs[:1], replace(topology, routes={("a", "short"): RouteView("nowhere")})),
         ),
     )
     machine.reconfigure_wrongly(wrong)
