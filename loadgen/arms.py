@@ -138,6 +138,11 @@ class Stamped:
         self._service.pop(seq, None)
         return self._stamp(self._policy.finished(seq, now, output_tokens))
 
+    def cancel(self, seq: int, now: float) -> Sequence[Action]:
+        """Its caller left."""
+        self._service.pop(seq, None)
+        return self._stamp(self._policy.cancel(seq, now))
+
     def tick(self, now: float) -> Sequence[Action]:
         """Time passed."""
         return self._stamp(self._policy.tick(now))

@@ -6,7 +6,7 @@ Pure: no I/O, no clock.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadgen.page import Cell, Section, bullets, table
+from loadgen.page import Cell, Section, bullets, details, table
 from loadgen.sweep_tables import CELL_COLUMNS, cell_rows
 from loadgen.tables import cell
 
@@ -14,6 +14,7 @@ __all__ = ["arms_section", "expected_section", "isolation_section"]
 
 Json = Mapping[str, Any]
 MEASURES = {"TTFT p95": "ttft_s", "e2e p95": "e2e_s", "stall p95": "max_stall_s"}
+APART_COLUMNS = ("class", "at", *MEASURES)
 EXPECTED_COLUMNS = ("cell", "class", "at", *MEASURES, "attainment")
 MEDIAN_OF = 0.5
 
@@ -91,6 +92,31 @@ def _off(pairs: Sequence[tuple[Json, Json]]) -> list[str]:
     return said
 
 
+def _apart(ratios: Sequence[float]) -> str:
+    if not ratios:
+        return "–"
+    off = sorted(r - 1.0 for r in ratios)
+    middle = off[int(MEDIAN_OF * (len(off) - 1))]
+    return f"{_percent(middle)} ({_percent(off[0])} to {_percent(off[-1])})"
+
+
+def _percent(share: float) -> str:
+    return f"{round(share, 2) + 0.0:+.0%}"  # the sum makes no sign of what rounds to nothing
+
+
+def _apart_rows(
+    pairs: Sequence[tuple[Json, Json]], classes: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return one row per class and stratum: a median over all would hide where they differ."""
+    found = {_key(own)[1:] for _, own in pairs}
+    places = sorted(found, key=lambda place: (classes.index(place[0]), place))
+    grouped = {p: [pair for pair in pairs if _key(pair[1])[1:] == p] for p in places}
+    return [
+        (name, f"{mix} {rate}", *(_apart(_ratios(own, m)) for m in MEASURES.values()))
+        for (name, mix, rate), own in grouped.items()
+    ]
+
+
 def expected_section(expected: Json, measured: Json) -> Section:
     """Return what virtual time foretold beside what was measured, and how far they are apart.
 
@@ -110,7 +136,10 @@ def expected_section(expected: Json, measured: Json) -> Section:
         )
         for told, own in pairs
     ]
-    note = "<p>Foretold in virtual time → measured, of offered requests.</p>"
-    return Section(
-        "Expected and measured", note + bullets(_off(pairs)) + table(EXPECTED_COLUMNS, rows)
+    note = (
+        "<p>What virtual time foretold, on the same arrivals. Measured over foretold, less one: "
+        "the middle cell, and the extremes.</p>"
     )
+    apart = table(APART_COLUMNS, _apart_rows(pairs, measured["class_order"]))
+    every = details("Every cell: foretold → measured", table(EXPECTED_COLUMNS, rows))
+    return Section("Expected and measured", note + apart + bullets(_off(pairs)) + every)

@@ -26,6 +26,7 @@ from loadgen.results import (
 )
 from loadgen.roofline_cli import add_roofline
 from loadgen.run_cli import add_run_verbs
+from loadgen.start_files import uncovered_starts
 from loadgen.study_cli import add_study_verbs
 from loadgen.sweep_cli import add_sweep_verbs
 from loadgen.tables import verdict_line
@@ -107,6 +108,9 @@ def _decide(args: Args, console: Console) -> int:
 def _verify(args: Args, console: Console) -> int:
     differences = verify_folder(args.folder)
     say(console, *(differences or ["identical"]))
+    for name in uncovered_starts(args.folder):
+        said = "no digests were kept of its logs"
+        say(console, f"not covered: starts/{name}: {said}")
     return 1 if differences else 0
 
 
@@ -114,9 +118,17 @@ def _add_corpus(verbs: Any) -> None:
     said = "freeze prompts of exact token counts"
     example = "corpus --out out/x --class short=512:128:500 --class long=8192:128:120"
     parser = add_verb(verbs, "corpus", _corpus, said, example)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--class", dest="shape", type=_shape, action="append", required=True)
-    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets corpus.jsonl")
+    parser.add_argument(
+        "--class",
+        dest="shape",
+        type=_shape,
+        action="append",
+        required=True,
+        metavar="NAME=PROMPT:OUTPUT:COUNT",
+        help="tokens of a prompt and its answer, and how many prompts; once for each class",
+    )
+    parser.add_argument("--seed", type=int, default=11, help="of the prompts (%(default)s)")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json (default: the simulator's)")
     parser.add_argument("--chat-template", type=Path, help="Jinja file (default: the simulator's)")
 
@@ -125,20 +137,31 @@ def _add_trace(verbs: Any) -> None:
     said = "draw open-loop arrivals from a seed"
     example = "trace out/x --name mixed --rate 21.8 --mix short=0.8,long=0.2 --seed 20"
     parser = add_verb(verbs, "trace", _trace, said, example)
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--name", default="mixed")
-    parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder with a corpus")
+    parser.add_argument("--name", default="mixed", help="of the trace's files (%(default)s)")
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="of arrivals (%(default)s)")
     parser.add_argument("--rate", type=float, required=True, help="arrivals per second")
     parser.add_argument("--mix", type=_mix, required=True, help="share by count of each class")
-    parser.add_argument("--ramp", type=float, default=3.0, help="seconds before the window")
-    parser.add_argument("--window", type=float, default=25.0, help="seconds observed")
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--ramp", type=float, default=3.0, help="seconds before the window (3)")
+    parser.add_argument("--window", type=float, default=25.0, help="seconds observed (25)")
+    parser.add_argument("--seed", type=int, required=True, help="of the arrivals")
+
+
+_EXAMPLES = """examples:
+  sluicegate bench plan config/sweep.toml --check      # what to expect, before anything runs
+  sluicegate bench all config/sweep.toml --out out/sweep --time-scale 3
+  sluicegate bench report out/sweep
+"""
 
 
 def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `bench` and its verbs; the parsed arguments go to `run_bench`."""
     bench: argparse.ArgumentParser = subparsers.add_parser(
-        "bench", help="freeze, replay, measure and decide", description=__doc__
+        "bench",
+        help="freeze, replay, measure and decide",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = bench.add_subparsers(dest="verb", required=True, metavar="VERB")
     groups = (add_sweep_verbs, add_run_verbs, add_study_verbs, add_report_verbs, add_roofline)
@@ -151,7 +174,9 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     for name, verb, said in folder_verbs:
         parser = add_verb(verbs, name, verb, said, f"{name} out/demo")
-        parser.add_argument("folder", type=Path, metavar="DIR")
+        parser.add_argument(
+            "folder", type=Path, metavar="DIR", help="a planned folder with its runs"
+        )
         if name == "decide":
             parser.add_argument("--json", action="store_true", help="print the decision as JSON")
             equal = "a folder of topology runs, analysed, on equal hardware"

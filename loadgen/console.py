@@ -4,7 +4,7 @@ On a terminal one small table is redrawn twice a second; elsewhere a line is pri
 seconds, so that a log stays readable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,12 +14,44 @@ from rich.table import Table
 
 from loadgen.tables import COLUMNS, change_lines, pool_lines, rows, verdict_line
 
-__all__ = ["Progress", "show_result"]
+__all__ = ["Progress", "Stages", "show_result"]
 
 Row = Mapping[str, Any]
 LINE_EVERY_S = 5.0
+STAGE_EVERY_S = 1.0
 ENDLESS = 10_000  # columns: wider than any table, to learn how wide it would like to be
 COUNTS = ("offered", "done", "refused", "failed", "in_flight")
+
+
+class Stages:
+    """Says how far long work is: a line at the beginning and end of a stage, others between.
+
+    On a terminal the line of a stage is written over, each second; elsewhere there is a new one
+    every five.
+
+    Args:
+        console: what to print on.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
+        self._console, self._clock = console, clock
+        self._every_s = STAGE_EVERY_S if console.is_terminal else LINE_EVERY_S
+        self._stage = ""
+        self._said_s = 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """So much of a stage is done."""
+        now = self._clock()
+        if stage == self._stage and done < total and now - self._said_s < self._every_s:
+            return
+        self._stage, self._said_s = stage, now
+        line = f"{stage}: {done} of {total}"
+        if self._console.is_terminal:
+            self._console.file.write(f"\r\x1b[K{line}" + "\n" * (done == total))
+            self._console.file.flush()
+        else:
+            self._console.file.write(line + "\n")
 
 
 class Progress:

@@ -5,7 +5,8 @@ strata in mixes of several classes. Superior means a one-sided p within alpha af
 correction and an estimate of at least the margin. Guardrails are bounds on the same means: what is
 not shown to be harmless is not held. A p95 that lands on a failure is unbounded: the candidate is
 neither superior nor harmless there; where only the baseline has one, the class's timeout stands
-for it, which favours the baseline. Pure: no I/O, no clock.
+for it, which favours the baseline. A candidate whose responses are not as long as the baseline's,
+in any gate stratum, is not superior. Pure: no I/O, no clock.
 """
 
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 from loadgen.compare import Contrast, Spread, contrast, detectable, rounds_for, spread_of
 from loadgen.facts import ClassFacts, pooled
+from loadgen.quantiles import quantile
 from loadgen.stats import holm, mean
 from loadgen.strata import Stratum, run_p95
 
@@ -30,6 +32,7 @@ DEFAULT_MARGINS = {
     "output_tokens": 0.02,
 }
 WORDS = {"ttft_s": "ttft", "max_stall_s": "stall", "e2e_s": "e2e"}
+LEAST_P95 = 59  # below it a p95 says little, and is not printed
 STAMP_S = 1e-6  # nothing is measured finer; it keeps the logarithm of a zero gap finite
 
 
@@ -181,8 +184,10 @@ def _attainment_guard(found: _Measured, unit: str, setting: Setting) -> Json:
     return {"value": made.difference, "bound": bound, "limit": limit, "held": bound >= limit}
 
 
-def _pool(setting: Setting, unit: str, size_class: str) -> ClassFacts:
-    pairs = set(setting.gates.get(size_class, ()))
+def _pool(
+    setting: Setting, unit: str, size_class: str, places: Sequence[tuple[str, str]] = ()
+) -> ClassFacts:
+    pairs = set(places or setting.gates.get(size_class, ()))
     own = (s for s in setting.strata if s.unit == unit and (s.mix, s.rate) in pairs)
     return pooled([part for stratum in own for part in stratum.of_class(size_class)])
 
@@ -197,13 +202,43 @@ def _failures_guard(setting: Setting, unit: str, size_class: str) -> Json:
 
 
 def _output_differs(setting: Setting, unit: str) -> list[str]:
+    """Say where responses are not as long as the baseline's, stratum by stratum.
+
+    Pooled, longer ones in one stratum would hide shorter ones in another.
+    """
     found = []
     for name in setting.class_order:
-        own, base = _pool(setting, unit, name), _pool(setting, setting.base, name)
-        if own.told and base.told:
+        for place in setting.gates.get(name, ()):
+            own, base = (_pool(setting, u, name, [place]) for u in (unit, setting.base))
+            if not own.told or not base.told:
+                continue
             change = (own.tokens / own.told) / (base.tokens / base.told) - 1.0
             if abs(change) > setting.margins["output_tokens"]:
-                found.append(f"{name} responses are {change:+.1%} as long as the baseline's")
+                how = "longer" if change > 0 else "shorter"
+                at = f"{name} responses at {' '.join(place)}"
+                found.append(f"{at} are {abs(change):.1%} {how} than the baseline's")
+    return found
+
+
+def _ratio(own: Sequence[float], base: Sequence[float]) -> float | None:
+    if min(len(own), len(base)) < LEAST_P95:
+        return None
+    return quantile(own, 0.95) / max(quantile(base, 0.95), STAMP_S)
+
+
+def _within_lengths(setting: Setting, unit: str) -> list[Json]:
+    """Compare p95s among responses of like length, where lengths vary; it describes, no more."""
+    found = []
+    for name in setting.class_order:
+        own, base = (_pool(setting, u, name).by_tokens for u in (unit, setting.base))
+        for upper in sorted(own.keys() & base.keys()) if len({*own, *base}) > 1 else ():
+            row = {"size_class": name, "tokens_at_most": upper}
+            row |= {"n": len(own[upper]), "base_n": len(base[upper])}
+            for place, key in enumerate(("ttft_p95", "e2e_p95")):
+                values = ([r[place] for r in rows[upper]] for rows in (own, base))
+                if (ratio := _ratio(*values)) is not None:
+                    row[key] = ratio
+            found.append(row)
     return found
 
 
@@ -238,6 +273,7 @@ def _row(setting: Setting, unit: str, primaries: Mapping[str, Json], rails: Json
     differs = _output_differs(setting, unit)
     for primary in primaries.values():
         primary["superior"] = primary["superior"] and not differs
+    lengths = _within_lengths(setting, unit)
     return {
         "cell_id": unit,
         "primaries": primaries,
@@ -246,6 +282,7 @@ def _row(setting: Setting, unit: str, primaries: Mapping[str, Json], rails: Json
         "output_differs": differs,
         "guardrails": rails,
         "guardrails_held": all(rail["held"] for rail in rails.values()),
+        **({"by_output": lengths} if lengths else {}),
     }
 
 

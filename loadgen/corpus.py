@@ -12,7 +12,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -20,6 +20,15 @@ from typing import Any, Protocol
 
 from loadgen.files import read_bytes, read_json, write_bytes, write_json
 from loadgen.record import BenchError, Prompt, canonical, digest, strict_json
+from loadgen.sessions import (
+    BLOCK_TOKENS,
+    SharedCounter,
+    one_each,
+    session_of,
+    session_shares,
+    shared_tokens,
+)
+from loadgen.sweep_settings import Reuse
 from loadgen.validators import check_validator
 
 __all__ = [
@@ -42,7 +51,6 @@ GENERATOR = "sluicegate-corpus-2"
 # and close the rest word by word, counting the whole request each time.
 MARGIN_TOKENS = 12
 MAX_ROUNDS = 40
-BLOCK_TOKENS = 16
 # As many characters hold more tokens than a block and the template's head, with room to spare.
 HEAD_CHARACTERS = 400
 
@@ -62,12 +70,13 @@ class TokenCounter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many prompts of a class to make, and of what size."""
+    """How many prompts of a class to make, of what size, and which begin alike."""
 
     size_class: str
     prompt_tokens: int
     output_tokens: int
     count: int
+    reuse: Reuse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,12 @@ def _endless_words(pieces: Sequence[str], rng: random.Random) -> Iterator[str]:
 
 
 def make_prompt(
-    shape: Shape, index: int, seed: int, pieces: Mapping[str, int], counter: TokenCounter
+    shape: Shape,
+    index: int,
+    seed: int,
+    pieces: Mapping[str, int],
+    counter: TokenCounter,
+    head: str = "",
 ) -> Prompt:
     """Build prompt number `index` of a class with exactly the class's token count.
 
@@ -187,6 +201,7 @@ def make_prompt(
         seed: of the corpus.
         pieces: paragraphs and the token count of each.
         counter: the pinned tokenizer.
+        head: what it begins with, before its tag.
 
     Raises:
         BenchError: the exact count was not reached.
@@ -194,7 +209,7 @@ def make_prompt(
     rng = _rng(seed, shape.size_class, index)
     tag = digest(f"{seed}:{shape.size_class}:{index}".encode())[:10]
     texts = list(pieces)
-    text, room = f"{tag} is the mark of this extract.", shape.prompt_tokens - MARGIN_TOKENS
+    text, room = f"{head}{tag} is the mark of this extract.", shape.prompt_tokens - MARGIN_TOKENS
     room -= counter.count_chat(body_of(text))
     while (piece := rng.choice(texts)) and pieces[piece] + 2 <= room:
         text, room = f"{text}\n\n{piece}", room - pieces[piece] - 2
@@ -215,9 +230,9 @@ def make_prompt(
 
 
 def _row(prompt: Prompt) -> dict[str, Any]:
-    validator = {} if prompt.validator is None else {"validator": prompt.validator}
+    own = {"validator": prompt.validator, "session": prompt.session}
     return {
-        **validator,
+        **{k: v for k, v in own.items() if v is not None},
         "class": prompt.size_class,
         "prompt_tokens": prompt.prompt_tokens,
         "output_tokens": prompt.output_tokens,
@@ -230,7 +245,7 @@ def _parse_row(line: bytes, name: str) -> Prompt:
     row = strict_json(line, name)
     try:
         size = row["prompt_tokens"], row["output_tokens"]
-        told = row["text"], row["sha256"], row.get("validator")
+        told = row["text"], row["sha256"], row.get("validator"), row.get("session")
         prompt = Prompt(row["class"], *size, *told)
     except (KeyError, TypeError, AttributeError) as error:
         raise BenchError(f"{name}: not a corpus line ({error!r})") from error
@@ -256,6 +271,7 @@ def load_corpus(path: Path) -> Corpus:
 def _inputs(
     shapes: Sequence[Shape], seed: int, pins: Mapping[str, str], text: SourceText
 ) -> dict[str, Any]:
+    reuse = {s.size_class: asdict(s.reuse) for s in shapes if s.reuse is not None}
     source = hashlib.sha256("\n\n".join(text.pieces).encode()).hexdigest()
     return {
         "generator": GENERATOR,
@@ -265,13 +281,9 @@ def _inputs(
         "licence": text.licence,
         "approved_by": text.approved_by,
         "shapes": [[s.size_class, s.prompt_tokens, s.output_tokens, s.count] for s in shapes],
+        **({"reuse": reuse} if reuse else {}),
         **pins,
     }
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _shared_prefix_tokens(prompts: Sequence[Prompt], counter: TokenCounter) -> int:
@@ -280,9 +292,9 @@ def _shared_prefix_tokens(prompts: Sequence[Prompt], counter: TokenCounter) -> i
     Raises:
         BenchError: it is longer than a block, so that a prefix cache could answer part of it.
     """
-    template = _shared(counter.chat_ids(body_of("0")), counter.chat_ids(body_of("Z")))
+    template = shared_tokens(counter.chat_ids(body_of("0")), counter.chat_ids(body_of("Z")))
     heads = sorted(counter.chat_ids(body_of(p.text[:HEAD_CHARACTERS])) for p in prompts)
-    longest = max((_shared(a, b) for a, b in pairwise(heads)), default=template)
+    longest = max((shared_tokens(a, b) for a, b in pairwise(heads)), default=template)
     shared = max(0, longest - template)
     if shared > BLOCK_TOKENS:
         raise BenchError(
@@ -292,15 +304,40 @@ def _shared_prefix_tokens(prompts: Sequence[Prompt], counter: TokenCounter) -> i
     return shared
 
 
+def _head(
+    shape: Shape,
+    session: int | None,
+    seed: int,
+    pieces: Mapping[str, int],
+    counter: TokenCounter,
+    made: dict[tuple[str, int], str],
+) -> str:
+    """Return what the prompts of a session begin with; made once, and kept in `made`."""
+    if session is None or shape.reuse is None:
+        return ""
+    key = (shape.size_class, session)
+    if key not in made:
+        own = Shape(f"{shape.size_class} session", shape.reuse.shared_tokens, 1, 1)
+        text = make_prompt(own, session, seed, pieces, SharedCounter(counter)).text
+        made[key] = f"{text}\n\n"
+    return made[key]
+
+
 def _make_all(
     shapes: Sequence[Shape], seed: int, counter: TokenCounter, text: SourceText
 ) -> tuple[Prompt, ...]:
     pieces = {p: _bare(counter, p) for p in text.pieces}
     made: Counter[str] = Counter()
+    heads: dict[tuple[str, int], str] = {}
     prompts = []
     for shape in shapes:
         for _ in range(shape.count):
-            prompts.append(make_prompt(shape, made[shape.size_class], seed, pieces, counter))
+            at = made[shape.size_class]
+            session = None if shape.reuse is None else session_of(shape.reuse, at, seed)
+            head = _head(shape, session, seed, pieces, counter, heads)
+            prompt = make_prompt(shape, at, seed, pieces, counter, head)
+            named = None if session is None else f"{shape.size_class}-{session}"
+            prompts.append(replace(prompt, session=named))
             made[shape.size_class] += 1
     return tuple(prompts)
 
@@ -344,15 +381,18 @@ def freeze_corpus(
     if (cached := _cached(path, inputs_sha256)) is not None:
         return cached
     prompts = _make_all(shapes, seed, counter, text)
-    shared_tokens = _shared_prefix_tokens(prompts, counter)
+    between_tokens = _shared_prefix_tokens(one_each(prompts), counter)
+    reuse = {s.size_class: s.reuse for s in shapes if s.reuse is not None}
+    inside = session_shares(prompts, reuse, lambda p: counter.chat_ids(body_of(p.text)))
     sha256 = write_bytes(path, b"".join(canonical(_row(p)) for p in prompts))
     manifest = {
         **inputs,
         "inputs_sha256": inputs_sha256,
         "corpus_sha256": sha256,
         "synthetic_length": True,
-        "shared_prefix_tokens": shared_tokens,
-        "prefix_unique": True,
+        "shared_prefix_tokens": between_tokens,
+        "prefix_unique": not inside,
+        **({"session_prefix_tokens": inside} if inside else {}),
         "verified": "every final chat request re-encoded to its exact count",
     }
     write_json(path.with_suffix(".manifest.json"), manifest)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgen.record import BenchError
+from loadgen.reuse import hit_lines
 from loadgen.rule import Verdict, sweep_verdict
 
 __all__ = ["decide"]
@@ -143,7 +144,7 @@ def decide(
         verdict, reasons = _demo_verdict(analysis)
         return _stamped(analysis, analysis_sha256, {"verdict": verdict, "reasons": reasons})
     if kind != "sweep":
-        found = {"verdict": "none", "reasons": _contrasts(analysis)}
+        found = {"verdict": "none", "reasons": [*hit_lines(analysis), *_contrasts(analysis)]}
         return _stamped(analysis, analysis_sha256, found)
     made = _sweep(analysis, _checked(analysis, topology))
     if topology is not None:

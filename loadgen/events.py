@@ -50,6 +50,7 @@ class Response:
     error_code: str | None
     done: bool
     text: str = field(default="", repr=False)
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,12 @@ def _content(choice: Mapping[str, Any]) -> str:
     said = choice.get("delta")
     found = said.get("content") if isinstance(said, Mapping) else choice.get("text")
     return found if isinstance(found, str) else ""
+
+
+def _cached_tokens(usage: Mapping[str, Any]) -> int | None:
+    details = usage.get("prompt_tokens_details")
+    found = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return found if isinstance(found, int) else None
 
 
 def _timed_payloads(body: bytes, reads: Sequence[tuple[int, int]]) -> list[tuple[int, bytes]]:
@@ -122,7 +129,8 @@ def read_events(body: bytes, reads: Sequence[tuple[int, int]]) -> Response:
             finish = choices[0].get("finish_reason") or finish
             texts.append(_content(choices[0]))
     counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return Response(tuple(times), finish, *counts, code, done, "".join(texts))
+    said = "".join(texts)
+    return Response(tuple(times), finish, *counts, code, done, said, _cached_tokens(usage))
 
 
 def max_stall_us(event_us: Sequence[int]) -> int | None:

@@ -247,7 +247,12 @@ def _made_up(plan: Json, pools: Pools, planted: Planted, rng: random.Random) -> 
 
 
 def error_rates(
-    plan: Json, pools: Pools, planted: Planted, sweeps: int, seed: int = 1
+    plan: Json,
+    pools: Pools,
+    planted: Planted,
+    sweeps: int,
+    seed: int = 1,
+    watch: Callable[[int], None] = lambda _: None,
 ) -> dict[str, float]:
     """Return the share of made-up sweeps that end in each verdict.
 
@@ -257,6 +262,7 @@ def error_rates(
         planted: what differs between the cells.
         sweeps: how many to make up.
         seed: of the made-up sweeps.
+        watch: is told how many are done.
 
     Raises:
         BenchError: there are fewer traces than the plan has rounds.
@@ -264,7 +270,8 @@ def error_rates(
     if len(pools) < plan["rounds"]:
         raise BenchError(f"{len(pools)} traces are too few for {plan['rounds']} rounds")
     rng = random.Random(f"sluicegate-expectation:{seed}")
-    verdicts = Counter(
-        expected(plan, _made_up(plan, pools, planted, rng))["verdict"] for _ in range(sweeps)
-    )
+    verdicts = Counter[str]()
+    for done in range(1, sweeps + 1):
+        verdicts[expected(plan, _made_up(plan, pools, planted, rng))["verdict"]] += 1
+        watch(done)
     return {verdict: count / sweeps for verdict, count in sorted(verdicts.items())}

@@ -9,7 +9,7 @@ counted. A request misses if it misses any limit of its class. Pure: no I/O, no 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from loadgen.quantiles import summary
@@ -18,6 +18,7 @@ from loadgen.record import Outcome, RequestRecord
 __all__ = [
     "MEASURES",
     "NOT_ACCEPTED",
+    "CachedPrompts",
     "ClassFacts",
     "RunFacts",
     "class_facts",
@@ -51,6 +52,19 @@ MEASURES = {"ttft_s": _ttft_s, "e2e_s": _e2e_s, "max_stall_s": _stall_s}
 
 
 @dataclass(frozen=True, slots=True)
+class CachedPrompts:
+    """Ok responses that said how much of their prompt was cached, and the sums of tokens."""
+
+    requests: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+
+    def told(self) -> Json:
+        """Return the sums and the share that was cached."""
+        return {**asdict(self), "hit_rate": self.cached_tokens / self.prompt_tokens}
+
+
+@dataclass(frozen=True, slots=True)
 class ClassFacts:
     """One class in one run or, pooled, in one stratum. All counts are of offered requests."""
 
@@ -65,6 +79,7 @@ class ClassFacts:
     tokens: int = 0
     told: int = 0  # ok responses that said how many tokens they hold
     by_tokens: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    cached: CachedPrompts = CachedPrompts()
 
     @property
     def ok(self) -> int:
@@ -158,7 +173,13 @@ def class_facts(
         tokens=sum(r.completion_tokens_reported or 0 for r in told),
         told=len(told),
         by_tokens=_by_tokens(told),
+        cached=_cached(ok),
     )
+
+
+def _cached(ok: Iterable[RequestRecord]) -> CachedPrompts:
+    pairs = [(r.cached_tokens, r.prompt_tokens_planned) for r in ok if r.cached_tokens is not None]
+    return CachedPrompts(len(pairs), sum(c for c, _ in pairs), sum(p for _, p in pairs))
 
 
 def facts_from_values(
@@ -195,6 +216,11 @@ def pooled(parts: Sequence[ClassFacts]) -> ClassFacts:
         tokens=sum(p.tokens for p in parts),
         told=sum(p.told for p in parts),
         by_tokens=by_tokens,
+        cached=CachedPrompts(
+            sum(p.cached.requests for p in parts),
+            sum(p.cached.cached_tokens for p in parts),
+            sum(p.cached.prompt_tokens for p in parts),
+        ),
     )
 
 
@@ -222,6 +248,7 @@ def views(facts: ClassFacts, observation_s: float) -> Json:
         ratio["output_tokens_per_ok"] = facts.tokens / facts.told
     if facts.events:
         ratio["tokens_per_event"] = facts.tokens / facts.events
+    cached = {"prefix_cache": facts.cached.told()} if facts.cached.prompt_tokens else {}
     return {
         "offered": facts.offered,
         "accepted": facts.accepted,
@@ -235,4 +262,5 @@ def views(facts: ClassFacts, observation_s: float) -> Json:
         "after_window": facts.after_window,
         "goodput_per_s": facts.met / observation_s,
         **ratio,
+        **cached,
     }

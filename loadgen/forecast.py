@@ -16,9 +16,16 @@ from loadgen.trace import Arrival
 
 __all__ = ["forecast", "play"]
 
-# Reading and tokenising a prompt in the engine's server: about 1.2 us per token for its tokenizer
-# (tests/bench/bench_count.py prints it), once more for the body's way through two servers.
-DELAYS = Delays(per_prompt_token_s=2.5e-6)
+# What gateway and engine server take beside the engine's steps, in real seconds, fitted to a sweep
+# on two cores: counting and the body's way through two servers, the engine's one tokenizer, a
+# relayed event. `bench simulate --compare` says how far a simulated run is from a measured one.
+DELAYS = Delays(
+    to_engine_s=0.006,
+    back_s=0.002,
+    per_prompt_token_s=1.2e-6,
+    read_token_s=3.5e-6,
+    per_event_s=2e-4,
+)
 
 
 def forecast(

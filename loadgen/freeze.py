@@ -5,16 +5,17 @@ Everything follows from the sweep file and the seeds in it: the same file gives 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.corpus import Corpus, Shape, SourceText, freeze_corpus, own_text
+from loadgen.corpus import Corpus, Shape, SourceText, body_of, freeze_corpus, own_text
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_bytes, write_bytes, write_json
 from loadgen.formats_in import Replayed, read_recorded, replayed
 from loadgen.record import Prompt, digest
 from loadgen.run_folder import trace_path
+from loadgen.sessions import BLOCK_TOKENS, numbered, prompt_keys
 from loadgen.sweep_file import Sweep
 from loadgen.sweep_plan import (
     Frozen,
@@ -101,10 +102,14 @@ def _shapes(settings: SweepSettings, keys: Sequence[TraceKey]) -> list[Shape]:
         if settings.mixes[key.mix].shares:
             most |= Counter(class_counts(trace_spec(settings, key)))
     spare = warmup_prompts(settings)
-    return [
-        Shape(name, size.prompt_tokens, size.output_tokens, most[name] + spare[name])
-        for name, size in settings.classes.items()
-    ]
+    shapes = []
+    for name, size in settings.classes.items():
+        tokens, reuse = (size.prompt_tokens, size.output_tokens), settings.reuse.get(name)
+        if reuse is None:
+            shapes.append(Shape(name, *tokens, most[name] + spare[name]))
+        else:  # what warms up belongs to no session, or it would warm the cache
+            shapes += [Shape(name, *tokens, most[name], reuse), Shape(name, *tokens, spare[name])]
+    return shapes
 
 
 def _replay_shapes(recordings: _Recordings) -> Iterator[Shape]:
@@ -152,6 +157,24 @@ def _all_traces(
     return traces
 
 
+def _with_hash_ids(
+    traces: Mapping[TraceKey, tuple[Arrival, ...]], corpus: Corpus, model: TextModel
+) -> dict[TraceKey, tuple[Arrival, ...]]:
+    """Number the blocks of every trace's prompts, so that it tells which begin alike."""
+    used = {a.prompt_sha256 for trace in traces.values() for a in trace}
+    keys = {
+        p.sha256: prompt_keys(model.chat_ids(body_of(p.text)))
+        for p in corpus.prompts
+        if p.sha256 in used
+    }
+    told = {}
+    for key, trace in traces.items():
+        ids = numbered([keys[a.prompt_sha256] for a in trace])
+        pairs = zip(trace, ids, strict=True)
+        told[key] = tuple(replace(arrival, hash_ids=own) for arrival, own in pairs)
+    return told
+
+
 def _manifest(
     sweep: Sweep, key: TraceKey, trace: Sequence[Arrival], corpus: Corpus, recordings: _Recordings
 ) -> Json:
@@ -160,6 +183,14 @@ def _manifest(
     told: Json = {"name": key.name, "mix_name": key.mix, "rate": key.rate, "repeat": key.repeat}
     if mix.derived_from is not None:
         told |= {"derived_from": source.name, "keep": list(mix.keep)}
+    if settings.kind == "prefix_reuse":
+        sessions = {a.session for a in trace} - {None}
+        inside = sum(a.session is not None for a in trace)
+        told |= {
+            "hash_block_tokens": BLOCK_TOKENS,
+            "sessions": len(sessions),
+            "in_sessions": inside,
+        }
     if source.mix in recordings.digests:
         told |= {"recorded_sha256": recordings.digests[source.mix]}
         rate_per_s = settings.rates[source.mix].named(key.rate)
@@ -203,6 +234,8 @@ def freeze_sweep(sweep: Sweep, folder: Path) -> Json:
     seed = settings.corpus.seed
     corpus = freeze_corpus(folder / "corpus.jsonl", shapes, seed, model, pins, _text(sweep))
     traces = _all_traces(sweep, keys, corpus, recordings)
+    if settings.kind == "prefix_reuse":
+        traces = _with_hash_ids(traces, corpus, model)
     written = {
         key.name: _write_trace(
             folder, key, traces[key], _manifest(sweep, key, traces[key], corpus, recordings)

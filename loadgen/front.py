@@ -6,21 +6,44 @@ the engine's own.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loadgen.asking import configuration, served_model, version
 from loadgen.confirm import Confirmed, confirm
+from loadgen.files import file_digest
 from loadgen.launching import Need
 from loadgen.record import BenchError
 from loadgen.stack import Endpoint, stack
 
-__all__ = ["confirmed_at", "front", "versions_of"]
+__all__ = ["Before", "confirmed_at", "front", "versions_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a gateway before engines is made of: their tokenizer and template, its own limits.
+
+    `limits` is a file that `bench limits` printed; without it the gateway has its default ones.
+    """
+
+    tokenizer: str | None
+    chat_template: str | None
+    limits: str | None = None
+    direct: bool = False
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of the limits, where there are any: a sweep is held to it.
+
+        Raises:
+            BenchError: the file cannot be read.
+        """
+        return {} if self.limits is None else {"limits_sha256": file_digest(Path(self.limits))}
 
 
 @asynccontextmanager
 async def front(
-    urls: Sequence[str], need: Need, folder: Path, text: tuple[str | None, str | None], direct: bool
+    urls: Sequence[str], need: Need, folder: Path, made: Before
 ) -> AsyncIterator[Endpoint]:
     """Have a gateway before the engines, or none.
 
@@ -28,21 +51,27 @@ async def front(
         urls: of the engines.
         need: its admission, topology and time scale.
         folder: takes the gateway's configuration and log.
-        text: tokenizer and chat template of the engines; a gateway needs both.
-        direct: measure the engine itself.
+        made: what the gateway is made of.
 
     Raises:
         BenchError: the gateway did not start, or something it needs is not given.
     """
-    if direct:
+    if made.direct:
+        if need.admission != "off":
+            raise BenchError(f"{need.name}: direct measures no admission {need.admission!r}")
         if len(urls) != 1:
             raise BenchError("launcher.direct: measures one engine, without a gateway to choose")
         model = await served_model(urls[0])
         yield Endpoint(urls[0], None, tuple(urls), model, {}, {"direct": True})
         return
-    if text[0] is None or text[1] is None:
+    if made.tokenizer is None or made.chat_template is None:
         raise BenchError("launcher: a gateway needs tokenizer and chat_template, or direct = true")
-    more = ["--tokenizer", text[0], "--chat-template", text[1]]
+    more = ["--tokenizer", made.tokenizer, "--chat-template", made.chat_template]
+    more += need.split_words()
+    if made.limits is not None:
+        more += ["--limits", made.limits]
+    if need.args.get("scheduling_policy") is not None:
+        more += ["--engine-policy", str(need.args["scheduling_policy"])]
     for url in urls:
         more += ["--engine-url", url]
     async with stack(need.admission, need.topology, folder, need.time_scale, more) as endpoint:

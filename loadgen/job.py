@@ -5,7 +5,7 @@ acts at that time divided by the scale and writes what it saw multiplied by it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +24,10 @@ ONE_WORKER_BELOW_PER_S = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run for the replaying process. `workers` and `max_open` of 0: as the replay sees fit."""
+    """One run for the replaying process. `workers` and `max_open` of 0: as the replay sees fit.
+
+    `keys` has one key for each class; `callers`, where given, are keys that take turns instead.
+    """
 
     run_id: str
     url: str
@@ -45,10 +48,17 @@ class Job:
     workers: int = 0
     synthetic_length: bool = True
     max_open: int = 0
+    callers: Sequence[str] = ()
 
     def due_ns(self, arrival: Arrival) -> int:
         """Return when to send, in real nanoseconds from the start."""
         return int(arrival.offset_us * 1000 / self.time_scale)
+
+    def key(self, arrival: Arrival) -> str | None:
+        """Return the key to send with, if any."""
+        if self.callers:
+            return self.callers[arrival.seq % len(self.callers)]
+        return self.keys.get(arrival.size_class)
 
     @property
     def limit_s(self) -> float:
@@ -64,6 +74,7 @@ def job_from(data: bytes) -> Job:
     """
     try:
         job = Job(**strict_json(data, "job"))
+        job = replace(job, callers=tuple(job.callers))
     except TypeError as error:
         raise BenchError(f"job: {error}") from error
     if job.time_scale <= 0:
@@ -109,7 +120,7 @@ def payloads(job: Job, trace: Sequence[Arrival], prompts: Mapping[str, Prompt]) 
         if (prompt := prompts.get(arrival.prompt_sha256)) is None:
             raise BenchError(f"trace: the prompt of request {arrival.seq} is not in the corpus")
         headers = {"X-Request-Id": f"{job.run_id}-{arrival.seq}"}
-        if (key := job.keys.get(arrival.size_class)) is not None:
+        if (key := job.key(arrival)) is not None:
             headers["Authorization"] = f"Bearer {key}"
         body = _body(job, prompt.text, arrival.output_tokens)
         built[arrival.seq] = request_bytes(host, job.path, headers, body)

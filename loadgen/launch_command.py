@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from loadgen.asking import healthy, refuse_live
-from loadgen.front import confirmed_at, front, versions_of
+from loadgen.front import Before, confirmed_at, front, versions_of
 from loadgen.identity import EXTERNAL_IDENTITY
 from loadgen.launching import STRICT, Need, Standing, settings_of
 from loadgen.record import BenchError
@@ -38,7 +38,8 @@ class CommandSettings:
     """The hooks and where the engines are reached once `start` has run.
 
     Without `health`, /health of every engine is asked. `start_log` is a file that `start` leaves,
-    the engine's output, from which settings are read where the engine does not tell.
+    the engine's output, from which settings are read where the engine does not tell. `limits` is a
+    file that `bench limits` printed, for the gateway.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -56,6 +57,7 @@ class CommandSettings:
     direct: bool = False
     tokenizer: str | None = None
     chat_template: str | None = None
+    limits: str | None = None
     live_admin_url: str | None = None
 
 
@@ -103,7 +105,11 @@ class Command:
             raise BenchError(f"launcher.engine_urls: {len(own.engine_urls)} named, {count} needed")
         if own.live_admin_url is not None:
             await refuse_live(own.live_admin_url, own.engine_urls)
-        return {}
+        return self._before().digests()
+
+    def _before(self) -> Before:
+        own = self._settings
+        return Before(own.tokenizer, own.chat_template, own.limits, own.direct)
 
     async def _call(self, words: Sequence[str], need: Need, log: Path) -> int:
         with _appending(log) as output:
@@ -168,11 +174,11 @@ class Command:
         own = self._settings
         if need.time_scale != 1:
             raise BenchError("--time-scale: a real engine's clock cannot be scaled")
-        urls, text = own.engine_urls[: need.engines], (own.tokenizer, own.chat_template)
+        urls = own.engine_urls[: need.engines]
         logs = [] if own.start_log is None else [Path(own.start_log)]
         async with (
             self._started(need, folder),
-            front(urls, need, folder, text, own.direct) as endpoint,
+            front(urls, need, folder, self._before()) as endpoint,
         ):
             confirmed, versions = await confirmed_at(urls, need, logs), await versions_of(urls)
             identity = {**EXTERNAL_IDENTITY, **own.identity}

@@ -56,6 +56,10 @@ class External:
             raise BenchError(
                 f"launcher external: one cell can run, the plan has {', '.join(cells)}"
             )
+        if len(ways := sorted({need.admission for need in needs})) > 1:
+            raise BenchError(
+                f"launcher external: what runs has one admission, the plan has {', '.join(ways)}"
+            )
         own = self._settings
         if own.live_admin_url is not None:
             await refuse_live(own.live_admin_url, [own.url, *own.engine_urls])

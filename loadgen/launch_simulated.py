@@ -92,7 +92,7 @@ class Simulated:
     async def standing(self, need: Need, folder: Path) -> AsyncIterator[Standing]:
         """Have engines and gateway while inside."""
         given = f"--engine-args={shlex.join(self._words(need))}"
-        more = ["--engines", str(need.engines), given]
+        more = ["--engines", str(need.engines), *need.split_words(), given]
         async with stack(need.admission, need.topology, folder, need.time_scale, more) as endpoint:
             urls = endpoint.engine_urls
             logs = [folder / f"engine-{n}.log" for n in range(len(urls))]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from loadgen.asking import LOOPBACK, healthy, refuse_live
-from loadgen.front import confirmed_at, front, versions_of
+from loadgen.front import Before, confirmed_at, front, versions_of
 from loadgen.identity import model_facts, model_identity
 from loadgen.launching import STRICT, Need, Standing, settings_of
 from loadgen.record import BenchError, digest
@@ -34,7 +34,8 @@ class VllmSettings:
     """How vLLM is called. `command` holds `{model}` where the model's name belongs.
 
     `devices` gives each engine its CUDA_VISIBLE_DEVICES. `image_digest` is what the reader pins;
-    without it the program's version and the digest of its help stand for it.
+    without it the program's version and the digest of its help stand for it. `limits` is a file
+    that `bench limits` printed, for the gateway.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -54,6 +55,7 @@ class VllmSettings:
     direct: bool = False
     tokenizer: str | None = None
     chat_template: str | None = None
+    limits: str | None = None
     live_admin_url: str | None = None
     check_help: bool = True
 
@@ -92,15 +94,20 @@ class Vllm:
         own, count = self._settings, max(need.engines for need in needs)
         if own.live_admin_url is not None:
             await refuse_live(own.live_admin_url, [own.url(n) for n in range(count)])
+        held = self._before().digests()
         if not own.check_help:
-            return {}
+            return held
         text = await self._help()
         self._help_sha256 = digest(text.encode())
         for need in needs:
             words = vllm_command(own, need.args, 0)[len(own.command) :]
             if unknown := unknown_flags(words, flags_in(text)):
                 raise BenchError(f"cell {need.cell_id}: this vLLM has no {', '.join(unknown)}")
-        return {"help_sha256": self._help_sha256}
+        return {"help_sha256": self._help_sha256, **held}
+
+    def _before(self) -> Before:
+        own = self._settings
+        return Before(own.tokenizer, own.chat_template, own.limits, own.direct)
 
     async def _help(self) -> str:
         own = self._settings
@@ -182,8 +189,7 @@ class Vllm:
             for n, log in enumerate(logs):
                 await stack.enter_async_context(self._engine(need, n, log))
             urls = [own.url(n) for n in range(need.engines)]
-            text = own.tokenizer, own.chat_template
-            before = front(urls, need, folder, text, own.direct)
+            before = front(urls, need, folder, self._before())
             endpoint = await stack.enter_async_context(before)
             confirmed, versions = await confirmed_at(urls, need, logs), await versions_of(urls)
             facts = {**confirmed.facts, **versions, **model_facts(own.model)}

@@ -39,6 +39,11 @@ class Need:
     topology: str = "shared"
     engines: int = 1
     time_scale: float = 1.0
+    short_engines: int | None = None
+
+    def split_words(self) -> list[str]:
+        """Return the gateway's flags for a split that is not all but one."""
+        return [] if self.short_engines is None else ["--short-engines", str(self.short_engines)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +76,24 @@ def start_name(run: Json) -> str:
     return str(run["run_id"]) if number is None else f"{number:02}-r{run['repeat']}-{unit}"
 
 
-def _refuse_split(plan: Json, run: Json) -> None:
-    """Refuse pools that the gateway's quick start cannot make: it keeps one engine for longs."""
+def _short_engines(plan: Json, run: Json) -> int | None:
+    """Return how many engines the split leaves to the other classes than the largest.
+
+    Raises:
+        BenchError: more than two pools, which the gateway's quick start cannot make.
+    """
+    pools = run.get("pools", ())
+    if len(pools) > 2:
+        raise BenchError(f"{run['run_id']}: {len(pools)} pools, but only two can be started")
     largest = plan.get("class_order", ["long"])[-1]
-    for pool in run.get("pools", ()):
-        if largest in pool["classes"] and pool["engines"] != 1:
-            raise BenchError(
-                f"{run['run_id']}: {pool['engines']} engines for class {largest}, but only a split "
-                "with one engine for it can be started"
-            )
+    others = [pool["engines"] for pool in pools if largest not in pool["classes"]]
+    return int(others[0]) if len(others) == 1 and len(pools) == 2 else None
+
+
+def _arm_args(run: Json, args: Json) -> Json:
+    """Policy arms stand on how the engine orders what waits: none is left to a default."""
+    policy = {"scheduling_policy": args.get("scheduling_policy", "fcfs")}
+    return policy if "arm" in run else {}
 
 
 def need_of(plan: Json, run: Json, time_scale: float) -> Need:
@@ -88,10 +102,8 @@ def need_of(plan: Json, run: Json, time_scale: float) -> Need:
     cell = next(c for c in cells if c["cell_id"] == run["cell_id"])
     topology = str(run.get("topology", "shared"))
     isolated = topology.startswith(("isolated", "alone"))
-    if isolated:
-        _refuse_split(plan, run)
     changed = {name for c in cells for name in c.get("changed", {})}
-    own = run.get("engine_args", {})
+    own = {**_arm_args(run, cell["args"]), **run.get("engine_args", {})}
     return Need(
         name=start_name(run),
         cell_id=run["cell_id"],
@@ -101,6 +113,7 @@ def need_of(plan: Json, run: Json, time_scale: float) -> Need:
         topology="isolated" if isolated else "shared",
         engines=int(run.get("engines", 1)),
         time_scale=time_scale,
+        short_engines=_short_engines(plan, run) if isolated else None,
     )
 
 

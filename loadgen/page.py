@@ -4,6 +4,7 @@ Everything is inline, the plotting library too; the page asks nothing of any net
 reader's choice of light or dark. Pure: no I/O, no clock.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 Json = Mapping[str, Any]
+AMOUNT = r"[-+]?[\d.,]+( ?(ms|s|%))?"
+FIGURE = re.compile(f"–|{AMOUNT}( → {AMOUNT})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +79,45 @@ class Page:
     contents: bool = False
 
 
-def _cell(value: str | Cell, tag: str = "td") -> str:
+def _cell(value: str | Cell, tag: str = "td", head: str = "") -> str:
     cell = value if isinstance(value, Cell) else Cell(value)
     kind = f' class="{cell.kind}"' if cell.kind else ""
-    return f"<{tag}{kind}>{escape(cell.text)}</{tag}>"
+    name = f' data-head="{escape(head)}"' if head else ""
+    return f"<{tag}{kind}{name}>{escape(cell.text)}</{tag}>"
 
 
-def _heading_kind(column: Sequence[str | Cell]) -> str:
-    """Words stand on the left, and so does their heading."""
-    return "words" if any(isinstance(c, Cell) and "words" in c.kind for c in column) else ""
+def _heading_kind(column: Sequence[str | Cell], number: int) -> str:
+    """Words stand on the left, and so does their heading; a second column of figures does not."""
+    if any(isinstance(c, Cell) and "words" in c.kind for c in column):
+        return "words"
+    figures = all(isinstance(c, str) and FIGURE.fullmatch(c) for c in column)
+    return "figure" if number == 1 and column and figures else ""
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str | Cell]]) -> str:
-    """Return a table that scrolls inside its own box; the first column stays in sight."""
-    kinds = [_heading_kind([row[n] for row in body]) for n in range(len(head))]
+def _row(row: Sequence[str | Cell], names: Sequence[str], kinds: Sequence[str]) -> str:
+    cells = (
+        Cell(v, "figure" if kind == "figure" else "") if isinstance(v, str) else v
+        for v, kind in zip(row, kinds, strict=True)
+    )
+    return "".join(_cell(v, "td", h) for v, h in zip(cells, names, strict=True))
+
+
+def table(
+    head: Sequence[str], body: Sequence[Sequence[str | Cell]], *, stacked: bool = False
+) -> str:
+    """Return a table that scrolls inside its own box; the first column stays in sight.
+
+    If it is stacked, or has a column of words, its rows stand as blocks on a narrow page, each
+    value by its heading.
+    """
+    kinds = [_heading_kind([row[n] for row in body], n) for n in range(len(head))]
     top = "".join(_cell(Cell(h, k), "th") for h, k in zip(head, kinds, strict=True))
-    inner = "".join(f"<tr>{''.join(_cell(v) for v in row)}</tr>" for row in body)
+    blocks = stacked or "words" in kinds
+    names = head if blocks else [""] * len(head)
+    kind = ' class="stacked"' if blocks else ""
+    inner = "".join(f"<tr>{_row(row, names, kinds)}</tr>" for row in body)
     return (
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{top}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table{kind}><thead><tr>{top}</tr></thead>'
         f"<tbody>{inner}</tbody></table></div>"
     )
 

@@ -19,7 +19,8 @@ h3{font-size:1rem;margin:1.4em 0 .2em}p{max-width:80ch;margin:.4em 0}li{max-widt
 ul{margin:.4em 0;padding-left:1.2em}a{color:var(--link)}
 .verdict{border-left:5px solid var(--warn);background:var(--card);padding:12px 16px;
 border-radius:4px}.verdict.good{border-color:var(--good)}.verdict.stop{border-color:var(--bad)}
-.verdict b{font-size:1.25rem}.bad{color:var(--bad)}.dim{color:var(--dim)}
+.verdict b{font-size:1.25rem}.verdict td:first-child,.verdict th:first-child{background:var(--card)}
+.bad{color:var(--bad)}.dim{color:var(--dim)}
 .stamp{border:1px solid var(--warn);color:var(--warn);border-radius:4px;padding:6px 12px;
 margin:.8em 0}
 nav{display:flex;flex-wrap:wrap;gap:4px 14px;margin:1em 0;font-size:.92rem}
@@ -29,7 +30,8 @@ th,td{padding:6px;text-align:right;white-space:nowrap;border-bottom:1px solid va
 vertical-align:top}
 th{color:var(--dim);font-weight:600}tr:last-child td{border-bottom:0}
 td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}
-td:first-child,th:first-child{position:sticky;left:0;background:var(--bg)}
+td.figure,th.figure{text-align:right}
+td:first-child,th:first-child{text-align:left;position:sticky;left:0;background:var(--bg)}
 td.words,th.words{text-align:left}td.words{white-space:pre-line;min-width:15em;
 overflow-wrap:anywhere}
 td.pass{color:var(--good)}td.fail{color:var(--bad)}td.open{color:var(--warn)}td.dim{color:var(--dim)}
@@ -50,7 +52,14 @@ select{font:inherit;color:inherit;background:var(--card);border:1px solid var(--
 border-radius:4px;padding:4px 6px;max-width:100%}
 @media(max-width:600px){body{padding:12px 12px 40px}dl{grid-template-columns:1fr}
 dd{margin-bottom:.5em}td:first-child,th:first-child{white-space:normal;max-width:8.5em}
-td.words{min-width:13em}}
+td.words{min-width:13em}
+table.stacked thead{display:none}table.stacked,table.stacked tbody{display:block}
+table.stacked tr{display:block;padding:6px 0;border-bottom:1px solid var(--line)}
+table.stacked tr:last-child{border-bottom:0}
+table.stacked td{display:grid;grid-template-columns:7.5em 1fr;gap:8px;text-align:left;border:0;
+padding:2px 8px;white-space:pre-line;min-width:0;max-width:none;position:static}
+table.stacked td::before{content:attr(data-head);color:var(--dim)}
+table.stacked td:first-child{font-weight:600}}
 @media print{nav,.picks{display:none}.scroll{overflow:visible}}
 """
 SCRIPT = """

@@ -1,8 +1,9 @@
 """Prints what to expect of a plan before anything runs: load, verdict, the rule's error rates."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -19,9 +20,12 @@ from loadgen.expectation import (
     play_plan,
 )
 
-__all__ = ["check_plan", "show_check"]
+__all__ = ["Watch", "check_plan", "show_check"]
 
+T = TypeVar("T")
 Json = dict[str, Any]
+# Is told a stage, how much of it is done, and of how much.
+Watch = Callable[[str, int, int], None]
 # Traces that made-up sweeps choose their rounds from, as a multiple of the rounds.
 TRACES_PER_ROUND = 8
 LOAD_TITLE = (
@@ -41,8 +45,23 @@ def _most(loads: Iterable[Load]) -> list[Json]:
     return [asdict(busiest[key]) for key in sorted(busiest)]
 
 
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def _watched(watch: Watch, stage: str, total: int, items: Iterable[T]) -> Iterator[T]:
+    watch(stage, 0, total)
+    for done, item in enumerate(items, 1):
+        watch(stage, done, total)
+        yield item
+
+
 def check_plan(
-    plan: Mapping[str, Any], cost: StepCost, sweeps: int, trace_of: TraceOf = drawn_trace
+    plan: Mapping[str, Any],
+    cost: StepCost,
+    sweeps: int,
+    trace_of: TraceOf = drawn_trace,
+    watch: Watch = _silent,
 ) -> Json:
     """Return the plan's forecast: load by cell and stratum, decision, error rates and power.
 
@@ -51,11 +70,13 @@ def check_plan(
         cost: of an engine step.
         sweeps: how many to make up for each rate; 0 leaves the rates out.
         trace_of: gives a run's trace; by default it is drawn again.
+        watch: is told how far it is; all of it may take minutes.
 
     Raises:
         BenchError: a cell's arguments are impossible, or a mix can't be drawn again.
     """
-    played = list(play_plan(plan, cost, trace_of))
+    runs = play_plan(plan, cost, trace_of)
+    played = list(_watched(watch, "playing the plan's runs", len(plan["runs"]), runs))
     decision = expected(plan, [facts for facts, _ in played])
     told: Json = {
         "kind": "check",
@@ -64,18 +85,24 @@ def check_plan(
         "reasons": decision["reasons"],
     }
     if sweeps:
-        told["rates"] = _rates(plan, cost, sweeps)
+        told["rates"] = _rates(plan, cost, sweeps, watch)
     return told
 
 
-def _rates(plan: Mapping[str, Any], cost: StepCost, sweeps: int) -> Json:
-    pools = list(baseline_rounds(plan, cost, TRACES_PER_ROUND * plan["rounds"]))
+def _rates(plan: Mapping[str, Any], cost: StepCost, sweeps: int, watch: Watch) -> Json:
+    count = TRACES_PER_ROUND * plan["rounds"]
+    rounds = baseline_rounds(plan, cost, count)
+    pools = list(_watched(watch, "playing further rounds of B0", count, rounds))
     others = [c["cell_id"] for c in plan["cells"] if c["cell_id"] != "B0" and "aa_of" not in c]
-    same = error_rates(plan, pools, Planted(VARIATION), sweeps)
+
+    def rates(planted: Planted, stage: str) -> dict[str, float]:
+        said = partial(watch, f"deciding made-up sweeps, {stage}")
+        return error_rates(plan, pools, planted, sweeps, watch=lambda done: said(done, sweeps))
+
+    same = rates(Planted(VARIATION), "all alike")
     told: Json = {"sweeps": sweeps, "variation": VARIATION, "all_alike": same}
     if others:
-        planted = Planted(VARIATION, others[0], GAIN)
-        found = error_rates(plan, pools, planted, sweeps)
+        found = rates(Planted(VARIATION, others[0], GAIN), f"{others[0]} better")
         told["planted"] = {"cell_id": others[0], "gain": GAIN, "verdicts": found}
     return told
 

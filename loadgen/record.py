@@ -59,7 +59,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One frozen prompt. The text stays in the corpus; all other files hold its digest."""
+    """One frozen prompt. The text stays in the corpus; all other files hold its digest.
+
+    Prompts of one `session` begin alike, on purpose.
+    """
 
     size_class: str
     prompt_tokens: int
@@ -67,6 +70,7 @@ class Prompt:
     text: str = field(repr=False)
     sha256: str
     validator: Mapping[str, Any] | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class RequestRecord:
     finish_reason: str | None = None
     prompt_tokens_reported: int | None = None
     completion_tokens_reported: int | None = None
+    cached_tokens: int | None = None
     queue_ms: float | None = None
     response_bytes: int | None = None
 

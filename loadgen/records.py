@@ -105,6 +105,7 @@ def _events(response: Response | None) -> dict[str, Any]:
         "finish_reason": response.finish_reason,
         "prompt_tokens_reported": response.prompt_tokens,
         "completion_tokens_reported": response.completion_tokens,
+        "cached_tokens": response.cached_tokens,
     }
 
 

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from loadgen.charts import dispatch_lag, distribution, oldest_age, predictions, queue_depth
-from loadgen.page import Chooser, Page, Section, bullets, details, json_block, render, table
+from loadgen.page import Cell, Chooser, Page, Section, bullets, details, json_block, render, table
 from loadgen.record import RequestRecord
 from loadgen.tables import COLUMNS, change_lines, pool_lines, rows, verdict_line
 
@@ -66,7 +66,7 @@ def contract_table(analysis: Json) -> str:
             *(f"{limits[k]:g} s" for k in ("ttft_s", "max_stall_s", "e2e_s")),
             f"{limits['attainment']:.0%}",
             f"at most {limits['max_refused']:.0%}" if "max_refused" in limits else "–",
-            limits.get("validator", "finish reason and usage"),
+            Cell(limits.get("validator", "finish reason and usage"), "words"),
         )
         for name in analysis["class_order"]
         for limits in (analysis["contract"][name],)

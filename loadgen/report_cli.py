@@ -20,7 +20,14 @@ from loadgen.files import file_digest, read_json, write_bytes
 from loadgen.formats_out import FORMATS, export
 from loadgen.gate import VERDICTS, GateResult, junit, pass_gate
 from loadgen.record import BenchError, canonical, digest, strict_json
-from loadgen.report_file import keep_beside, plotly_source, read_run, report_page, write_report
+from loadgen.report_file import (
+    decided,
+    keep_beside,
+    plotly_source,
+    read_run,
+    report_page,
+    write_report,
+)
 from loadgen.results import analyse_folder
 from loadgen.timeline import Line, sparkline, timeline, timeline_json, timeline_page
 from loadgen.verb import Args, add_verb, say
@@ -35,10 +42,6 @@ SHOWN = 40  # differences printed; --json has all
 
 def _print_json(console: Console, value: Any) -> None:
     console.file.write(orjson.dumps(value).decode() + "\n")
-
-
-def _result(folder: Path) -> tuple[Json, Json]:
-    return read_json(folder / "analysis.json"), read_json(folder / "decision.json")
 
 
 def _partial(folder: Path) -> Path:
@@ -140,11 +143,13 @@ def _comparison_lines(found: Json) -> list[str]:
 
 def _compare(args: Args, console: Console) -> int:
     same = _traces(args.a) == _traces(args.b)
-    found = compare_results(_result(args.a), _result(args.b), same_arrivals=same)
+    found = compare_results(decided(args.a), decided(args.b), same_arrivals=same)
     if args.json:
         _print_json(console, found)
     else:
         say(console, *_comparison_lines(found))
+    if not found["tested"] and found["same"]:
+        return 2  # neither alike nor different: a script must not take it for the same
     return 0 if found["same"] else 1
 
 
@@ -167,7 +172,7 @@ def _gate_lines(result: GateResult, *, synthetic: bool) -> list[str]:
 
 
 def _gate(args: Args, console: Console) -> int:
-    analysis, decision = _result(args.folder)
+    analysis, decision = decided(args.folder)
     stated = decision["inputs"]["analysis_sha256"]
     if stated != file_digest(args.folder / "analysis.json"):
         raise BenchError(f"{args.folder}/decision.json rests on another analysis.json: decide anew")
@@ -211,7 +216,7 @@ def _export(args: Args, console: Console) -> int:
 def _add_report(verbs: Any) -> None:
     said = "write report.html: verdict, evidence, how to reproduce; one file, offline"
     parser = add_verb(verbs, "report", _report, said, "report out/sweep")
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="an analysed folder, or a run's")
     said = f"while runs are missing: analyse what is there, write {PARTIAL}"
     parser.add_argument("--partial", action="store_true", help=said)
     said = "show policy arms, an analysed folder of such runs"
@@ -223,15 +228,25 @@ def _add_report(verbs: Any) -> None:
 def _add_timeline(verbs: Any) -> None:
     said = "show one run second by second"
     parser = add_verb(verbs, "timeline", _timeline, said, "timeline out/sweep r1-C3-80-20-near")
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("run_id", metavar="RUN_ID")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of runs")
+    parser.add_argument("run_id", metavar="RUN_ID", help="which of them")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write figures, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+_COMPARE = """compare out/monday out/tuesday
+  sluicegate bench compare out/monday out/tuesday --json | jq '.rows[] | select(.differs)'
+
+exit status:
+  0  they do not differ
+  1  they do, or their contracts, verdicts, cells or strata do
+  2  bad input, or too few rounds to test anything
+"""
+
+
 def _add_compare(verbs: Any) -> None:
-    said = "say whether two results differ beyond chance; exit status 1 if they do"
-    parser = add_verb(verbs, "compare", _compare, said, "compare out/monday out/tuesday")
+    said = "say whether two results differ beyond chance"
+    parser = add_verb(verbs, "compare", _compare, said, _COMPARE)
     parser.add_argument("a", type=Path, metavar="A", help="a decided results folder")
     parser.add_argument("b", type=Path, metavar="B", help="another")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -240,7 +255,7 @@ def _add_compare(verbs: Any) -> None:
 def _add_gate(verbs: Any) -> None:
     said = "pass or fail a pipeline by the verdict and the contract of what would serve"
     parser = add_verb(verbs, "gate", _gate, said, "gate out/sweep --junit gate.xml")
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a decided folder")
     known = ", ".join(VERDICTS)
     parser.add_argument(
         "--accept",
@@ -261,7 +276,7 @@ def _add_bundle(verbs: Any) -> None:
     )
     parser = add_verb(verbs, "bundle", _bundle, said, example)
     parser.add_argument("path", type=Path, metavar="DIR", help="decided; with --check, the bundle")
-    parser.add_argument("--out", type=Path, metavar="FILE.tar.gz")
+    parser.add_argument("--out", type=Path, metavar="FILE.tar.gz", help="(DIR.tar.gz)")
     parser.add_argument("--check", action="store_true", help="check digests and the decision")
     parser.add_argument("--no-report", action="store_true", help="leave report.html out")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -270,8 +285,8 @@ def _add_bundle(verbs: Any) -> None:
 def _add_export(verbs: Any) -> None:
     said = "write results for other tools: vLLM's result files, CSV, flat JSON"
     parser = add_verb(verbs, "export", _export, said, "export out/sweep --format csv")
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--format", choices=list(FORMATS), required=True)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of runs")
+    parser.add_argument("--format", choices=list(FORMATS), required=True, help="of the files")
     parser.add_argument("--out", type=Path, metavar="DIR", help="(DIR/exports/FORMAT)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

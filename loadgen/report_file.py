@@ -11,7 +11,7 @@ from loadgen.record import BenchError, RequestRecord, decode_requests, strict_js
 from loadgen.report import Evidence, render_report
 from loadgen.sweep_report import SweepEvidence, render_sweep
 
-__all__ = ["keep_beside", "plotly_source", "read_run", "report_page", "write_report"]
+__all__ = ["decided", "keep_beside", "plotly_source", "read_run", "report_page", "write_report"]
 
 Json = Mapping[str, Any]
 # What a run was made with, for a reader: names of the configuration's fields and their words.
@@ -139,9 +139,23 @@ def keep_beside(folder: Path, name: str, other: Path) -> None:
     write_bytes(folder / f"{name}-analysis.json", data)
 
 
+def decided(folder: Path) -> tuple[Json, Json]:
+    """Return the analysis and decision of a folder.
+
+    Raises:
+        BenchError: one of them is missing, with the verb that makes it, or is malformed.
+    """
+    for name, verb in (("analysis", "analyse"), ("decision", "decide")):
+        if not (folder / f"{name}.json").is_file():
+            raise BenchError(
+                f"{folder}: has no {name}.json yet; run: sluicegate bench {verb} {folder}"
+            )
+    return read_json(folder / "analysis.json"), read_json(folder / "decision.json")
+
+
 def write_report(folder: Path) -> Path:
     """Write `report.html` from analysis, decision and records; returns its path."""
-    analysis, decision = read_json(folder / "analysis.json"), read_json(folder / "decision.json")
+    analysis, decision = decided(folder)
     path = folder / "report.html"
     write_bytes(path, report_page(folder, analysis, decision))
     return path

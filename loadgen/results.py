@@ -15,6 +15,7 @@ from loadgen.files import file_digest, read_bytes, read_json, write_bytes, write
 from loadgen.record import BenchError, canonical, digest, strict_json
 from loadgen.report_file import report_page
 from loadgen.run_folder import Folder, named, trace_path
+from loadgen.start_files import held_starts
 from loadgen.sweep_analysis import Absent, analyse_sweep
 
 __all__ = [
@@ -65,11 +66,13 @@ def _sweep(found: Folder) -> Json:
         elif found.whole(run):
             digests[run["run_id"]] = found.inputs(run)
             runs.append(found.reduced(run, digests[run["run_id"]]))
-    inputs = {
+    inputs: Json = {
         "plan_sha256": found.plan_sha256,
         "corpus_sha256": found.plan["corpus_sha256"],
         "runs": digests,
     }
+    if starts := held_starts(found.path):
+        inputs["starts"] = starts
     return analyse_sweep(found.plan, inputs, runs, Absent(attempts, excluded))
 
 
@@ -121,6 +124,8 @@ def decide_folder(folder: Path, topology: Path | None = None) -> Json:
         own, other = read_json(path), strict_json(data, str(topology / "analysis.json"))
         decide(own, file_digest(path), other, digest(data))  # refused before anything is kept
         write_bytes(folder / TOPOLOGY_FILE, data)
+    if not path.is_file():
+        raise BenchError(f"{folder}: not analysed yet; run: sluicegate bench analyse {folder}")
     decision = _decided(folder, read_json(path), file_digest(path))
     write_json(folder / "decision.json", decision)
     return read_json(folder / "decision.json")

@@ -31,7 +31,7 @@ from loadgen.sweep import conduct_sweep
 from loadgen.sweep_file import read_sweep
 from loadgen.sweep_view import JsonView, SweepView
 from loadgen.tables import verdict_line
-from loadgen.verb import Args, add_verb, say
+from loadgen.verb import Args, add_verb, say, time_scale
 
 __all__ = ["add_run_verbs"]
 
@@ -161,16 +161,9 @@ def _simulated_model() -> str:
     return str(engine.get_default("served_model_name"))
 
 
-def _scale(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1000")
-    return value
-
-
 def _add_pace(parser: argparse.ArgumentParser) -> None:
     said = "simulated engines only: recorded seconds in a real one (at first 1, then as begun)"
-    parser.add_argument("--time-scale", type=_scale, metavar="S", help=said)
+    parser.add_argument("--time-scale", type=time_scale, metavar="S", help=said)
     parser.add_argument("--json", action="store_true", help="print every event as a JSON line")
 
 
@@ -178,7 +171,7 @@ def _add_run(verbs: Any) -> None:
     said = "carry out the plan's runs, on servers that its launcher starts"
     example = "run out/x --resume\n  sluicegate bench run out/x --resume --json | tee events.jsonl"
     parser = add_verb(verbs, "run", _run, said, example)
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a planned folder")
     parser.add_argument("--run-id", action="append", default=[], help="only this run (repeatable)")
     parser.add_argument("--resume", action="store_true", help="go on: finished runs stay")
     _add_pace(parser)
@@ -195,7 +188,7 @@ def _add_all(verbs: Any) -> None:
         verbs, "all", _all, said, "all config/sweep.toml --out out/sweep --time-scale 3"
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for everything")
     _add_pace(parser)
 
 
@@ -203,8 +196,8 @@ def _add_capture(verbs: Any) -> None:
     said = "write a running engine's arguments as the baseline B0"
     example = "capture --engine-url http://127.0.0.1:8100 --out b0.json --approved-by 'J. Doe'"
     parser = add_verb(verbs, "capture", _capture, said, example)
-    parser.add_argument("--engine-url", required=True, metavar="URL")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--engine-url", required=True, metavar="URL", help="the running engine")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the baseline")
     parser.add_argument("--start-log", type=Path, metavar="FILE", help="its start-up log")
     parser.add_argument("--approved-by", metavar="NAME", help="who stands for this baseline")
 

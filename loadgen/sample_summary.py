@@ -13,6 +13,7 @@ __all__ = [
     "engines",
     "oldest_ages",
     "oldest_unanswered",
+    "prefix_counters",
     "prefix_hit_share",
     "queue_depths",
 ]
@@ -81,6 +82,20 @@ def queue_depths(samples: Rows) -> Json:
 def oldest_unanswered(samples: Rows) -> Json:
     """Return per class the largest age of a sent request without a first byte, by the client."""
     return _largest_by_class(samples, "client", "oldest_unanswered_s")
+
+
+def prefix_counters(samples: Rows) -> Json | None:
+    """Return what all engines' prefix caches were asked and had, in tokens; None if untold."""
+    rows = [s for s in samples if s.get("source") == "engine"]
+    sums = {"queries": 0.0, "hits": 0.0}
+    for number in sorted({r["engine"] for r in rows}):
+        own = [r for r in rows if r["engine"] == number]
+        for name in sums:
+            told = counter_delta(own, f"prefix_cache_{name}_total")
+            sums[name] += 0.0 if told is None else told["delta"]
+    if not sums["queries"]:
+        return None
+    return {**sums, "hit_rate": sums["hits"] / sums["queries"]}
 
 
 def prefix_hit_share(samples: Rows) -> float | None:

@@ -121,6 +121,10 @@ class _ClosedLoop:
         self._free += 1
         return self._next(now)
 
+    def cancel(self, seq: int, now: float) -> Sequence[Action]:
+        """One has left, as if it were over."""
+        return self.finished(seq, now, 0)
+
     def tick(self, now: float) -> Sequence[Action]:
         """Nothing is due by time."""
         return []

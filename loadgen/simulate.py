@@ -2,16 +2,16 @@
 
 The scheduler and the step cost are the ones the simulated engine serves with; the policy is
 handed in, because the load generator never imports the gateway. One engine iteration at a time:
-it is scheduled, takes what the cost model says, and its tokens reach the policy and the caller
-``back_s`` later. A dispatch reaches the engine after ``to_engine_s``. A caller that has waited for
-its ``timeout_s`` leaves: what runs is aborted, what is dispatched later is given back at once.
+it is scheduled, takes what the cost model says, and its tokens go back to policy and caller.
+``Delays`` holds what the servers themselves take. A caller that has waited for its ``timeout_s``
+or its own ``patience_s`` leaves: what runs is aborted, what waits is withdrawn.
 
 Times are seconds on the arrivals' clock. Pure: no I/O, no clock.
 """
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from loadgen.engine.cost import StepCost
@@ -31,7 +31,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SimArrival:
-    """One planned request. ``streamed`` says whether its first token is visible as it comes."""
+    """One planned request. ``streamed`` says whether its first token is visible as it comes.
+
+    ``patience_s`` is after how long its caller leaves of its own accord; ``keys`` are those of its
+    prompt's full KV blocks, for engines that cache prefixes.
+    """
 
     seq: int
     at_s: float
@@ -42,6 +46,8 @@ class SimArrival:
     service_class: str = "standard"
     max_tokens_given: bool = True
     principal: str = "caller"
+    patience_s: float | None = None
+    keys: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,9 @@ class Policy(Protocol):
     def finished(self, seq: int, now: float, output_tokens: int) -> Sequence[Action]:
         """Its answer is complete."""
 
+    def cancel(self, seq: int, now: float) -> Sequence[Action]:
+        """Its caller left, whether it waited or was sent."""
+
     def tick(self, now: float) -> Sequence[Action]:
         """Time passed."""
 
@@ -88,6 +97,13 @@ class SimResult:
     refused: str | None = None
     refused_s: float | None = None
     timed_out: bool = False
+    cancelled: bool = False
+    cached_tokens: int = 0
+
+    @property
+    def left(self) -> bool:
+        """Whether its caller left before it was over."""
+        return self.timed_out or self.cancelled
 
     @property
     def tokens(self) -> int:
@@ -102,15 +118,22 @@ class SimResult:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What the ways take: from the policy to an engine, and a token's way back to the caller.
+    """What the servers take: the way to an engine, reading a prompt there, a token's way back.
 
-    ``per_prompt_token_s`` is what an engine's server needs to read and tokenise a prompt before
-    its scheduler sees it.
+    ``per_prompt_token_s`` is what requests need side by side. ``read_token_s`` is an engine's
+    tokenizer, which reads one prompt after another before the scheduler sees any. The events of a
+    step leave one after another, ``per_event_s`` each.
     """
 
     to_engine_s: float = 0.002
     back_s: float = 0.001
     per_prompt_token_s: float = 0.0
+    read_token_s: float = 0.0
+    per_event_s: float = 0.0
+
+    def at_scale(self, time_scale: float) -> "Delays":
+        """Return them in recorded seconds, where the engines' clock alone goes faster."""
+        return Delays(*(getattr(self, f.name) * time_scale for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +168,10 @@ class PassThrough:
         """An answer without a visible first token ends its prefill here."""
         return self.first_event(seq, now)
 
+    def cancel(self, seq: int, now: float) -> Sequence[Action]:
+        """Nothing waits here: what left was sent."""
+        return self.first_event(seq, now)
+
     def tick(self, now: float) -> Sequence[Action]:
         """Nothing is due by time."""
         return []
@@ -161,6 +188,7 @@ class _Engine:
         self.scheduler = Scheduler(config)
         self.cost = cost
         self.step: Step | None = None
+        self.reading_until_s = 0.0
 
     def begin(self) -> float | None:
         """Start a step if none is under way and there is work; its duration in seconds."""
@@ -230,32 +258,44 @@ class _Run:
         def offer(now: float) -> None:
             result = self.results[arrival.seq] = SimResult(arrival)
             self.perform(self.policy.offer(arrival, now), now)
-            if self.watch.timeout_s is not None and result.refused is None:
-                self.at(arrival.at_s + self.watch.timeout_s, lambda t: self.leave(result, t))
+            if result.refused is None:
+                self.limit(result)
 
         return offer
 
-    def leave(self, result: SimResult, now: float) -> None:
-        if result.done or result.refused is not None:
+    def limit(self, result: SimResult) -> None:
+        at_s, own_s, timeout_s = (
+            result.arrival.at_s,
+            result.arrival.patience_s,
+            self.watch.timeout_s,
+        )
+        if timeout_s is not None:
+            self.at(at_s + timeout_s, lambda t: self.leave(result, t, timed_out=True))
+        if own_s is not None:
+            self.at(at_s + own_s, lambda t: self.leave(result, t, timed_out=False))
+
+    def leave(self, result: SimResult, now: float, *, timed_out: bool) -> None:
+        if result.done or result.left or result.refused is not None:
             return
-        result.timed_out = True
+        result.timed_out, result.cancelled = timed_out, not timed_out
         self.open -= 1
+        seq = result.arrival.seq
         if result.engine is not None:
-            seq = result.arrival.seq
             self.engines[result.engine].scheduler.abort(seq)
-            self.perform(self.policy.finished(seq, now, result.tokens), now)
+        self.perform(self.policy.cancel(seq, now), now)
+        if result.engine is not None:
             self.step(result.engine, now)  # what it held may be what another waits for
 
     def perform(self, actions: Sequence[Action], now: float) -> None:
         for action in actions:
             result = self.results[action.seq]
             if action.engine is None:
-                if not result.timed_out:
+                if not result.left:
                     result.refused, result.refused_s = action.refused, now
                     self.open -= 1
                 continue
-            if result.timed_out:
-                self.perform(self.policy.finished(action.seq, now, 0), now)
+            if result.left:
+                self.perform(self.policy.cancel(action.seq, now), now)
                 continue
             result.sent_s, result.engine = now, action.engine
             way_s = self.delays.to_engine_s
@@ -263,15 +303,22 @@ class _Run:
             self.at(now + way_s, self.deliver(result, action.engine, action.priority))
 
     def deliver(self, result: SimResult, index: int, priority: int) -> Callable[[float], None]:
-        def enter(now: float) -> None:
-            if result.timed_out:
+        a, engine = result.arrival, self.engines[index]
+
+        def read(now: float) -> None:
+            if result.left:
                 return
-            a = result.arrival
-            engine = self.engines[index]
-            engine.scheduler.add(a.seq, a.prompt_tokens, a.output_tokens, priority, now)
+            took_s = self.delays.read_token_s * a.prompt_tokens
+            engine.reading_until_s = max(engine.reading_until_s, now) + took_s
+            self.at(engine.reading_until_s, enter)
+
+        def enter(now: float) -> None:
+            if result.left:
+                return
+            engine.scheduler.add(a.seq, a.prompt_tokens, a.output_tokens, priority, now, a.keys)
             self.step(index, now)
 
-        return enter
+        return read
 
     def step(self, index: int, now: float) -> None:
         duration_s = self.engines[index].begin()
@@ -283,29 +330,33 @@ class _Run:
         step, engine.step = engine.step, None
         if step is None:
             return
+        for seq, known in step.hits:
+            self.results[seq].cached_tokens = known
         emissions = engine.scheduler.complete(step)
         if emissions:
             self.at(now + self.delays.back_s, lambda t: self.emit_all(emissions, t))
         self.step(index, now)
 
     def emit_all(self, emissions: Sequence[Emission], now: float) -> None:
-        for emission in emissions:
-            self.emit(emission.seq_id, emission.finished, now)
+        for place, emission in enumerate(emissions):
+            self.emit(emission, now, now + place * self.delays.per_event_s)
 
-    def emit(self, seq: int, finished: bool, now: float) -> None:
+    def emit(self, emission: Emission, now: float, seen_s: float) -> None:
+        seq = emission.seq_id
         result = self.results[seq]
-        if result.timed_out:
+        if result.left:
             return
         first = result.first_s is None
-        if result.last_s is not None and now - result.last_s > result.max_stall_s:
-            result.max_stall_s = now - result.last_s
-        result.last_s = now
-        result.events_s.append(now)
+        if result.last_s is not None:
+            seen_s = max(seen_s, result.last_s)
+            result.max_stall_s = max(result.max_stall_s, seen_s - result.last_s)
+        result.last_s = seen_s
+        result.events_s.append(seen_s)
         if first:
-            result.first_s = now
+            result.first_s = seen_s
             if result.arrival.streamed:
                 self.perform(self.policy.first_event(seq, now), now)
-        if finished:
+        if emission.finished:
             result.done = True
             self.open -= 1
             self.perform(self.policy.finished(seq, now, result.tokens), now)

@@ -56,6 +56,10 @@ class Spread:
         """It is over."""
         return self._pools[self._sent.pop(seq)].finished(seq, now, output_tokens)
 
+    def cancel(self, seq: int, now: float) -> Sequence[Action]:
+        """Its caller left."""
+        return self._pools[self._sent.pop(seq)].cancel(seq, now)
+
     def tick(self, now: float) -> Sequence[Action]:
         """Nothing is due by time."""
         return []

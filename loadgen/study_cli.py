@@ -102,7 +102,7 @@ def _add_arms(verbs: Any) -> None:
     said = "freeze the policy arms: off, admission, engine priority, both"
     parser = add_verb(verbs, "arms", _arms, said, "arms config/sweep.toml --out out/arms")
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the plan's folder")
 
 
 def _add_topology(verbs: Any) -> None:
@@ -121,7 +121,7 @@ def _add_limits(verbs: Any) -> None:
     parser = add_verb(
         verbs, "limits", _limits, said, "limits out/sweep --config config/gateway.toml"
     )
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="an analysed folder")
     parser.add_argument("--cell", help="whose (default: the decision's cell, else B0)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a gateway's, to be fitted")
     parser.add_argument("--step-model", type=Path, metavar="FILE", help="for the price of output")
@@ -132,9 +132,9 @@ def _add_calibrate_engine(verbs: Any) -> None:
     example = "calibrate-engine --engine-url http://127.0.0.1:8000 --model M --out step-model.json"
     parser = add_verb(verbs, "calibrate-engine", _calibrate_engine, said, example)
     add = parser.add_argument
-    add("--engine-url", required=True)
-    add("--model", required=True)
-    add("--out", type=Path, default=Path("step-model.json"), metavar="FILE", help="%(default)s")
+    add("--engine-url", required=True, metavar="URL", help="the engine; nobody else may use it")
+    add("--model", required=True, metavar="NAME", help="as the engine calls it")
+    add("--out", type=Path, default=Path("step-model.json"), metavar="FILE", help="(%(default)s)")
     add("--token-budget", type=int, default=8192, help="its --max-num-batched-tokens (%(default)s)")
     add("--repeats", type=int, default=5, help="of each prefill (%(default)s)")
     add("--time-scale", type=float, default=1.0, help="of a simulated engine's clock (1)")

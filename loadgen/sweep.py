@@ -1,9 +1,10 @@
 """Carries a sweep out: starts in the plan's order, the runs of each on one start, reruns, resume.
 
 Only the client's own faults make a run again, at most twice, directly after and on the same
-server; the spoilt attempts stay. What a server does stands: an engine that died is started anew for
-the runs that are left of its cell, and the record says so. Every finished run is on disk; whatever
-ends the bench costs the run in flight.
+server (on a fresh one where prefixes are reused: the cache remembers); the spoilt attempts stay.
+What a server does stands: an engine that died is started anew for the runs that are left of its
+cell, and the record says so. Every finished run is on disk; whatever ends the bench costs the run
+in flight.
 """
 
 import fcntl
@@ -25,6 +26,7 @@ from loadgen.pace import Pace
 from loadgen.record import BenchError
 from loadgen.run import carry_out, write_config
 from loadgen.run_folder import trace_path
+from loadgen.start_files import seal_start
 from loadgen.sweep_config import Started, incompatible_config, job_of, sweep_config
 from loadgen.sweep_inputs import FILE, hold_inputs, planned_inputs
 from loadgen.warmup import Round, rounds_of, warm_up
@@ -188,6 +190,7 @@ class _Sweep:
         folder, began_s = self._next_folder(need), time.monotonic()
         self._tell({"event": "start", "start": folder.name, "cell_id": need.cell_id})
         async with AsyncExitStack() as stack:
+            stack.callback(seal_start, folder)  # entered first, so that the servers are gone
             try:
                 entering = self._launcher.standing(need, folder)
                 standing = await stack.enter_async_context(entering)
@@ -218,9 +221,10 @@ class _Sweep:
         write_json(folder / "start.json", {"kind": "start", **asdict(need), **told})
 
     async def _on(self, started: Started, runs: list[Json]) -> bool:
-        """Carry out runs until none is left, or until an engine is dead: then True."""
+        """Carry out runs until none is left, one needs a fresh start, or an engine died: True."""
         while runs:
-            await self._run(started, runs[0])
+            if not await self._run(started, runs[0]):
+                return False
             runs.pop(0)
             if not all([await healthy(u) for u in started.standing.endpoint.engine_urls]):
                 self._tell({"event": "engine-died", "start": started.name, "left": len(runs)})
@@ -228,11 +232,15 @@ class _Sweep:
             started = replace(started, restarted=False)
         return False
 
-    async def _run(self, started: Started, run: Json) -> None:
+    async def _run(self, started: Started, run: Json) -> bool:
+        """Measure until the client keeps up; False where the next attempt needs fresh servers."""
         kept = staging.attempts_kept(self._folder, run["run_id"])
         for attempt in range(kept + 1, RERUNS + 2):
             if not await self._attempt(started, run, attempt):
-                return
+                return True
+            if self._plan["kind"] == "prefix_reuse" and attempt <= RERUNS:
+                return False
+        return True
 
     async def _attempt(self, started: Started, run: Json, attempt: int) -> list[str]:
         """Measure once; returns the client's faults, the attempt being kept either way."""

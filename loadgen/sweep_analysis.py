@@ -15,13 +15,15 @@ from loadgen.contrasts import DEFAULT_MARGINS, Setting, compare_units
 from loadgen.explaining import explain
 from loadgen.facts import RunFacts
 from loadgen.record import BenchError
+from loadgen.reuse import hit_rows
 from loadgen.states import State, worst
 from loadgen.strata import Stratum, by_stratum, stratum_row
 
 __all__ = ["Absent", "analyse_sweep", "changed_arguments"]
 
 Json = dict[str, Any]
-BASES = {"sweep": "B0", "arms": "off", "topology": "shared"}
+BASES = {"sweep": "B0", "prefix_reuse": "B0", "arms": "off", "topology": "shared"}
+OF_CELLS = ("sweep", "prefix_reuse")
 ALPHAS = {1: (0.05,), 2: (0.02, 0.03)}
 
 
@@ -90,7 +92,7 @@ def _cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the units in order; those of arms and topologies have no arguments of their own."""
     own = {cell["cell_id"]: cell for cell in plan.get("cells", ())}
     units = dict.fromkeys(unit_of(run, plan["kind"]) for run in plan["runs"])
-    if plan["kind"] != "sweep":
+    if plan["kind"] not in OF_CELLS:
         return {unit: {} for unit in units}
     return {unit: cell for unit, cell in own.items() if unit in units}
 
@@ -222,6 +224,12 @@ def _present(
     }
 
 
+def _reuse(plan: Mapping[str, Any], rows: Sequence[Json], runs: Sequence[Json]) -> Json:
+    if plan["kind"] != "prefix_reuse":
+        return {}
+    return {"prefix_reuse": hit_rows(rows, runs, plan)}
+
+
 def analyse_sweep(
     plan: Mapping[str, Any],
     inputs: Mapping[str, Any],
@@ -263,4 +271,5 @@ def analyse_sweep(
         "cells": cells,
         **compare_units(setting),
         "explain": explain(rows, [r.row for r in found.kept], setting.base),
+        **_reuse(plan, rows, [r.row for r in found.kept]),
     }

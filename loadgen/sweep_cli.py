@@ -11,6 +11,7 @@ from rich.console import Console
 from loadgen.calibrate import calibrate_server, calibrate_virtual
 from loadgen.capacity_view import capacity_of, capacity_table
 from loadgen.closed_loop import Server
+from loadgen.console import Stages
 from loadgen.demo import DEMO_INTERVALS, DEMO_TRACE, freeze_demo
 from loadgen.engine.cost import StepCost
 from loadgen.engine.flags import read_step_model
@@ -23,7 +24,7 @@ from loadgen.record import BenchError, canonical
 from loadgen.runs import cost_path
 from loadgen.sweep_file import read_sweep
 from loadgen.sweep_plan import effort
-from loadgen.verb import Args, add_verb, say
+from loadgen.verb import Args, add_verb, say, time_scale
 from loadgen.virtual_compare import compare_lines
 from loadgen.virtual_sweep import named_trace, simulate_plan
 
@@ -70,18 +71,25 @@ def _plan(args: Args, console: Console) -> int:
 
 def _planned(path: Path) -> tuple[Mapping[str, Any], TraceOf]:
     """Return the plan of a folder with its frozen traces, or of a sweep file with drawn ones."""
-    if not path.is_dir():
-        sweep = read_sweep(path)
-        return preview(sweep), drawn_trace
-    plan = read_json(path / "plan.json")
+    if path.is_dir():
+        plan, named = read_json(path / "plan.json"), path / "plan.json"
+    else:
+        plan, named = preview(read_sweep(path)), path
     if plan["kind"] != "sweep":
-        raise BenchError(f"{path}/plan.json: a {plan['kind']} plan has no forecast of this kind")
+        raise BenchError(
+            f"{named}: a {plan['kind']} plan has no forecast of this kind; `bench simulate` on the "
+            "planned folder says what to expect"
+        )
+    if not path.is_dir():
+        return plan, drawn_trace
     return plan, lambda _, run: named_trace(path, run)
 
 
 def _check(args: Args, console: Console) -> int:
     plan, trace_of = _planned(args.file)
-    told = check_plan(plan, _cost(args), args.sweeps, trace_of)
+    # Progress goes beside the answer, which may be read by a program.
+    watch = Stages(Console(stderr=True), time.monotonic)
+    told = check_plan(plan, _cost(args), args.sweeps, trace_of, watch)
     if args.json:
         console.file.write(canonical(told).decode())
         return 0
@@ -101,7 +109,8 @@ def _simulate(args: Args, console: Console) -> int:
             say(console, line)
         return 0
     out, began_s = args.out or folder / "sim", time.monotonic()
-    runs = simulate_plan(folder, out, _cost(args), getattr(args, "policy_for", None))
+    policy_for = getattr(args, "policy_for", None)
+    runs = simulate_plan(folder, out, _cost(args), policy_for, time_scale=args.time_scale)
     took_s = time.monotonic() - began_s
     say(console, f"{out}: {len(runs)} runs in virtual time, {took_s:.1f} s")
     return 0
@@ -143,7 +152,11 @@ def _capacity(args: Args, console: Console) -> int:
 
 def _add_plan(verbs: Any) -> None:
     said = "freeze a sweep: corpus, traces and the runs in their order"
-    parser = add_verb(verbs, "plan", _plan, said, "plan config/sweep.toml --out out/sweep")
+    example = (
+        "plan config/sweep.toml --out out/sweep\n"
+        "  sluicegate bench plan config/prefix_reuse.toml --out out/reuse"
+    )
+    parser = add_verb(verbs, "plan", _plan, said, example)
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where everything is written")
     parser.add_argument("--demo", action="store_true", help="the demonstration's plan instead")
@@ -167,6 +180,8 @@ def _add_simulate(verbs: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="results folder (DIR/sim)")
     said = "write nothing; compare the simulated records with measured ones of the same plan"
     parser.add_argument("--compare", type=Path, metavar="MEASURED", help=said)
+    said = "of the real run that this is held against: the servers' own work is not scaled (1)"
+    parser.add_argument("--time-scale", type=time_scale, default=1.0, metavar="N", help=said)
     _add_step_model(parser)
 
 

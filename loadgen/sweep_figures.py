@@ -77,10 +77,9 @@ def comparison_figure(drawn: Drawn) -> list[Chooser]:
     keys = dict.fromkeys(
         k for row in rows for k in (*row["primaries"], *row["guardrails"]) if k.endswith(COMPARED)
     )
-    if not keys:
+    figure = comparison(rows, {k: measure_words(k, names) for k in keys}, drawn.analysis["margins"])
+    if not any(trace["x"] for trace in figure["data"]):
         return []
-    words = {k: measure_words(k, names) for k in keys}
-    figure = comparison(rows, words, drawn.analysis["margins"])
     note = (
         "Left of 1 is faster than the baseline. The truth is unlikely to lie beyond a bar; "
         "the dotted lines are the gain that counts, no difference, and the loss that is barred."

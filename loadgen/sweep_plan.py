@@ -33,6 +33,8 @@ ALPHAS = {1: (0.05,), 2: (0.02, 0.03)}
 # Prompts of a warm-up round of the two outer classes, and how many rounds there may be.
 WARMUP_OF = (4, 1)
 WARMUP_ROUNDS = 6
+# Without it an engine does not say how much of a prompt was cached.
+TELLING = {"enable_prompt_tokens_details": True}
 # What an engine's start and its warm-up take, about, where the launcher's table does not say.
 START_S = {"simulated": 3.0, "vllm": 40.0, "command": 60.0, "external": 0.0}
 WARMUP_S = 10.0
@@ -168,6 +170,8 @@ def _shares(settings: SweepSettings, mix: str) -> Json:
 
 
 def _cells(settings: SweepSettings, baseline: Mapping[str, Any]) -> list[Json]:
+    if settings.kind == "prefix_reuse":
+        baseline = {**TELLING, **baseline}
     cells: list[Json] = [{"cell_id": BASELINE, "args": dict(baseline), "changed": {}}]
     if settings.aa:
         cells.append({"cell_id": TWIN, "aa_of": BASELINE, "args": dict(baseline), "changed": {}})
@@ -190,12 +194,15 @@ def _runs(settings: SweepSettings, cells: Sequence[Json], frozen: Frozen) -> lis
         run["gate"] = stratum["gate"]
         run["trace"] = key.name
         run["trace_sha256"] = frozen.traces[key.name]["sha256"]
+        if settings.kind == "prefix_reuse":
+            run["start"] = run["order"]  # or the run before would have filled the cache
     return runs
 
 
 def sweep_plan(settings: SweepSettings, frozen: Frozen) -> Json:
     """Return the plan: everything that is fixed before the first run, and the runs in order."""
     cells = _cells(settings, frozen.baseline_args)
+    runs = _runs(settings, cells, frozen)
     alphas = ALPHAS[len(settings.looks)]
     mixes = settings.mixes.items()
     return {
@@ -213,6 +220,7 @@ def sweep_plan(settings: SweepSettings, frozen: Frozen) -> Json:
         "classes": {n: _given(asdict(c)) for n, c in settings.classes.items()},
         "class_order": list(settings.class_order),
         "mixes": {name: _shares(settings, name) for name, _ in mixes},
+        **_reuse(settings),
         "derived_mixes": {n: m.derived_from for n, m in mixes if m.derived_from is not None},
         "strata": _strata(settings),
         "rates": {n: _given(asdict(r)) for n, r in settings.rates.items()},
@@ -227,9 +235,14 @@ def sweep_plan(settings: SweepSettings, frozen: Frozen) -> Json:
         "omitted": [asdict(o) for o in settings.omitted],
         "launcher": dict(settings.launcher),
         "gateway": dict(settings.gateway),
-        "engine_starts": settings.rounds * len(cells),
-        "runs": _runs(settings, cells, frozen),
+        "engine_starts": len({run["start"] for run in runs}),
+        "runs": runs,
     }
+
+
+def _reuse(settings: SweepSettings) -> Json:
+    own = {name: asdict(reuse) for name, reuse in settings.reuse.items()}
+    return {"reuse": own} if own else {}
 
 
 def _given(values: Mapping[str, Any]) -> Json:

@@ -4,6 +4,7 @@ The same page serves policy arms and topologies, whose units are arms and topolo
 cells. It holds hashes and numbers, never prompt text. Pure: no I/O, no clock.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -14,11 +15,13 @@ from loadgen.causes import findings
 from loadgen.curves import Key, StratumCurves
 from loadgen.page import Cell, Page, Section, bullets, card, details, json_block, render, table
 from loadgen.report import contract_table
+from loadgen.reuse import COLUMNS, table_rows
 from loadgen.sweep_figures import Drawn, class_figures, comparison_figure, time_figure
 from loadgen.sweep_tables import (
     CELL_COLUMNS,
     GUARD_COLUMNS,
     LAG_COLUMNS,
+    LENGTH_COLUMNS,
     PREEMPTION_COLUMNS,
     STRATUM_COLUMNS,
     absences,
@@ -26,6 +29,8 @@ from loadgen.sweep_tables import (
     checks,
     guard_rows,
     lag_rows,
+    length_rows,
+    named_rows,
     preemption_rows,
     stratum_rows,
 )
@@ -36,6 +41,7 @@ __all__ = ["SweepEvidence", "render_sweep"]
 
 Json = Mapping[str, Any]
 FOLDED = 12  # a longer list is folded away
+KINDS = ("pass", "fail", "undecided")
 GOOD, STOP = ("retune", "retain"), ("invalid",)
 
 
@@ -97,15 +103,25 @@ def _stamps(evidence: SweepEvidence) -> list[str]:
 def _verdict_box(evidence: SweepEvidence) -> str:
     decision, word = evidence.decision, evidence.decision["verdict"].partition("(")[0]
     tone = "good" if word in GOOD else "stop" if word in STOP else ""
-    steps = next_steps(evidence.analysis, decision)
+    told = next_steps(evidence.analysis, decision)
+    steps = [step.replace("`", "").replace(" DIR", f" {evidence.folder}") for step in told]
     reasons = plain(decision["reasons"], evidence.analysis)
     return (
         f'<div class="verdict {tone}"><b>{escape(headline(evidence.analysis, decision))}</b>'
         f'<div class="dim">{escape(verdict_line(decision))}</div>'
-        f"<p><strong>Why</strong></p>{bullets(reasons)}"
+        f"<p><strong>Why</strong></p>{bullets(reasons)}{_in_numbers(evidence)}"
         f"<p><strong>What to do: {escape(decision['action'])}</strong></p>{bullets(steps)}"
         f"<p>Deployable: {'yes' if decision['deployable'] else 'no'}.</p></div>"
     )
+
+
+def _in_numbers(evidence: SweepEvidence) -> str:
+    named = evidence.decision.get("named")
+    if named not in _units(evidence.analysis):
+        return ""
+    head, rows = named_rows(evidence.analysis, named)
+    said = f"{evidence.analysis['base']} → {named}, of all offered requests:"
+    return f"<p>{escape(said)}</p>{table(head, rows, stacked=True)}" if rows else ""
 
 
 def _about(evidence: SweepEvidence) -> str:
@@ -124,7 +140,8 @@ def _about(evidence: SweepEvidence) -> str:
 
 
 def _top(evidence: SweepEvidence) -> str:
-    stamps = "".join(f'<p class="stamp">{escape(said)}</p>' for said in _stamps(evidence))
+    said = "<br>".join(map(escape, _stamps(evidence)))
+    stamps = f'<p class="stamp">{said}</p>' if said else ""
     return (
         f"<h1>{escape(what_it_is(evidence.analysis['plan_kind']))}</h1>{stamps}"
         f'{_verdict_box(evidence)}<p class="dim">{escape(_about(evidence))}</p>'
@@ -154,20 +171,35 @@ def _contracts(evidence: SweepEvidence) -> Section:
     return Section("Contracts, fixed before the runs", html)
 
 
+def _punctual(analysis: Json) -> str:
+    if analysis["virtual"]:
+        return "<p>In virtual time no client can be late.</p>"
+    lag = table(LAG_COLUMNS, lag_rows(analysis, _units(analysis)))
+    return f"<h3>How punctual the client was</h3>{lag}"
+
+
+def _repeated(analysis: Json) -> str:
+    spoilt = sum("attempt" in row for row in analysis["invalid"])
+    if not spoilt:
+        return ""
+    said = "1 attempt was" if spoilt == 1 else f"{spoilt} attempts were"
+    return f" {said} invalid, kept, listed here and run again at once."
+
+
 def _validity(evidence: SweepEvidence) -> Section:
     analysis, planned = evidence.analysis, len(evidence.plan["runs"])
     valid = sum(run["valid"] for run in analysis["runs"])
     said = (
-        f"{valid} of {planned} planned runs are there and valid. A run is invalid only where the "
-        "measuring client failed; what a server does never makes a run invalid."
+        f"{valid} of {planned} planned runs are there and valid.{_repeated(analysis)} A run is "
+        "invalid only where the measuring client failed; what a server does never makes a run "
+        "invalid."
     )
     lost = absences(analysis)
     listed = _folded(lost, "runs or cells do not count") or (
         "<p>Nothing is missing, invalid, omitted or excluded.</p>"
     )
     noted = _folded(checks(analysis), "checks did not hold")
-    lag = table(LAG_COLUMNS, lag_rows(analysis, _units(analysis)))
-    html = f"<p>{escape(said)}</p>{listed}{noted}<h3>How punctual the client was</h3>{lag}"
+    html = f"<p>{escape(said)}</p>{listed}{noted}{_punctual(analysis)}"
     return Section("Validity: what is missing or invalid", html)
 
 
@@ -193,6 +225,12 @@ def _shown_gain(analysis: Json) -> list[str]:
     return said
 
 
+def _lengths(analysis: Json) -> str:
+    rows = length_rows(analysis)
+    said = "Responses of like length, against the baseline's (both counts given)"
+    return details(said, table(LENGTH_COLUMNS, rows)) if rows else ""
+
+
 def _compared(evidence: SweepEvidence, drawn: Drawn) -> Section:
     analysis = evidence.analysis
     said = (
@@ -205,8 +243,16 @@ def _compared(evidence: SweepEvidence, drawn: Drawn) -> Section:
         f"<p>{escape(said)}</p>{table(CELL_COLUMNS, cell_rows(analysis, evidence.decision))}"
         f"{bullets(_shown_gain(analysis))}"
         f"{details('Every guardrail with its bound', table(GUARD_COLUMNS, rows)) if rows else ''}"
+        f"{_lengths(analysis)}"
     )
     return Section(f"Comparison with {analysis['base']}", html, comparison_figure(drawn))
+
+
+def _states(rows: Sequence[Json]) -> str:
+    if not rows[0]["gate"]:
+        return "no gate"
+    found = Counter(row["state"] for row in rows)
+    return ", ".join(f"{found[state]} {state}" for state in KINDS if found[state])
 
 
 def _class_section(evidence: SweepEvidence, name: str, drawn: Drawn) -> Section:
@@ -219,7 +265,8 @@ def _class_section(evidence: SweepEvidence, name: str, drawn: Drawn) -> Section:
         own = [row for row in rows if (row["mix"], row["rate"]) == (mix, rate)]
         if own:
             shown = table(STRATUM_COLUMNS, stratum_rows(own, drawn.units))
-            html.append(details(f"{name} at {mix} {rate}", shown, opened=(mix, rate) == first))
+            said = f"{name} at {mix} {rate}: {_states(own)}"
+            html.append(details(said, shown, opened=(mix, rate) == first))
     note = "<p>Bounds are one-sided over the rounds. Quantiles are of offered requests.</p>"
     return Section(f"Class {name}", note + "".join(html), class_figures(drawn, name, rows))
 
@@ -247,8 +294,23 @@ def _explained(evidence: SweepEvidence) -> Section:
         )
         for f in findings(evidence.analysis)
     )
-    fairness = f"<p>Fairness: {escape(evidence.analysis['explain']['fairness'])}.</p>"
+    told = evidence.analysis["explain"]["fairness"]
+    said = f"{told}, second by second above" if told.startswith("oldest") else told
+    fairness = f"<p>Fairness: {escape(said)}.</p>"
     return Section("What the numbers point to", "".join(cards) + fairness)
+
+
+def _reused(evidence: SweepEvidence) -> list[Section]:
+    if "prefix_reuse" not in evidence.analysis:
+        return []
+    said = (
+        "Share of prompt tokens that the engines did not compute, since another prompt had begun "
+        "alike. By class as the answers told it, inside the observation; the engines' own counters "
+        "are of all classes and include the ramp. The first prompt of a session finds nothing, "
+        "and only whole blocks are found."
+    )
+    shown = table(COLUMNS, table_rows(evidence.analysis))
+    return [Section("Prefix cache: what was found", f"<p>{escape(said)}</p>{shown}")]
 
 
 def _beside(evidence: SweepEvidence) -> list[Section]:
@@ -310,6 +372,7 @@ def render_sweep(evidence: SweepEvidence, plotly_js: str) -> str:
         *(_class_section(evidence, name, drawn) for name in analysis["class_order"]),
         _times(evidence, drawn),
         _explained(evidence),
+        *_reused(evidence),
         *_beside(evidence),
         _measured(evidence),
         _reproduce(evidence),

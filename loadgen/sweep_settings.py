@@ -22,6 +22,7 @@ __all__ = [
     "Mix",
     "Omitted",
     "Rates",
+    "Reuse",
     "SizeClass",
     "SweepSettings",
     "TokenizerFiles",
@@ -33,6 +34,8 @@ TWIN = "B0b"
 VALIDATOR = "finish reason, usage and forced length"
 RATE_NAMES = ("low", "near", "stress")
 LOOKS = ((3,), (6,), (3, 6))
+# The template, the tag that tells prompts apart, and the words that close the gap.
+OWN_TOKENS = 64
 # Whoever reads a file into these classes refuses keys they don't have, and values of other types.
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
@@ -156,6 +159,20 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
+class Reuse:
+    """Which of a class's prompts begin alike: `share` of them belong to one of `sessions`.
+
+    `shared_tokens` are what the prompts of a session have in common, chat template included.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    sessions: int
+    shared_tokens: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A cell: what it changes in B0's arguments."""
 
@@ -187,7 +204,7 @@ class SweepSettings:
     intervals: Intervals
     baseline: Baseline
     cells: tuple[Candidate, ...]
-    kind: Literal["sweep"] = "sweep"
+    kind: Literal["sweep", "prefix_reuse"] = "sweep"
     seed: int = 1
     rounds: int = 3
     looks: tuple[int, ...] = (3,)
@@ -201,6 +218,7 @@ class SweepSettings:
     corpus: CorpusSource = field(default_factory=CorpusSource)
     tokenizer: TokenizerFiles = field(default_factory=TokenizerFiles)
     omitted: tuple[Omitted, ...] = ()
+    reuse: Mapping[str, Reuse] = field(default_factory=dict)
     launcher: Mapping[str, Any] = field(default_factory=lambda: {"kind": "simulated"})
     gateway: Mapping[str, Any] = field(default_factory=lambda: {"admission": "off"})
 
@@ -229,6 +247,7 @@ def faults(settings: SweepSettings) -> Iterator[Fault]:
     yield from _intervals(settings)
     yield from _cells(settings)
     yield from _kinds(settings)
+    yield from _reuse(settings)
 
 
 def _rounds(settings: SweepSettings) -> Iterator[Fault]:
@@ -346,3 +365,34 @@ def _kinds(settings: SweepSettings) -> Iterator[Fault]:
     own = settings.corpus
     if own.file is not None and not (own.source and own.licence and own.approved_by):
         yield "corpus", "a file of your own needs source, licence and approved_by"
+
+
+def _reuse(settings: SweepSettings) -> Iterator[Fault]:
+    if settings.kind != "prefix_reuse":
+        if settings.reuse:
+            yield "reuse", 'belongs to kind = "prefix_reuse": elsewhere no prompts begin alike'
+        return
+    if not settings.reuse:
+        yield "reuse", 'kind = "prefix_reuse" needs [reuse.CLASS] of at least one class'
+    for name, own in settings.reuse.items():
+        yield from _reuse_of(settings.classes.get(name), own, f"reuse.{name}")
+    for name, mix in settings.mixes.items():
+        if mix.replay is not None:
+            yield f"mixes.{name}.replay", "prompts of recorded sizes cannot share a prefix"
+    args = [name.replace("-", "_") for cell in settings.cells for name in cell.args]
+    if "enable_prefix_caching" not in args:
+        yield "cells", "none says enable_prefix_caching: there would be nothing to compare"
+
+
+def _reuse_of(size: SizeClass | None, own: Reuse, key: str) -> Iterator[Fault]:
+    if size is None:
+        yield key, "is not under [classes]"
+        return
+    most = size.prompt_tokens - OWN_TOKENS
+    if own.sessions < 1 or not 0 < own.share <= 1:
+        yield key, "sessions must be at least 1, and share above 0 and at most 1"
+    if not OWN_TOKENS <= own.shared_tokens <= most:
+        yield (
+            f"{key}.shared_tokens",
+            f"{own.shared_tokens} must be {OWN_TOKENS}..{most}: the rest is each prompt's own",
+        )

@@ -8,12 +8,13 @@ from typing import Any
 
 from loadgen.page import Cell
 from loadgen.tables import cell
-from loadgen.words import measure_words
+from loadgen.words import measure_words, p_words
 
 __all__ = [
     "CELL_COLUMNS",
     "GUARD_COLUMNS",
     "LAG_COLUMNS",
+    "LENGTH_COLUMNS",
     "PREEMPTION_COLUMNS",
     "STRATUM_COLUMNS",
     "absences",
@@ -21,6 +22,8 @@ __all__ = [
     "checks",
     "guard_rows",
     "lag_rows",
+    "length_rows",
+    "named_rows",
     "preemption_rows",
     "stratum_rows",
 ]
@@ -48,6 +51,7 @@ STRATUM_COLUMNS = (
 )
 CELL_COLUMNS = ("cell", "contract", "mark", "against the baseline", "guardrails", "changes")
 GUARD_COLUMNS = ("cell", "guardrail", "value", "its bound", "limit", "held")
+LENGTH_COLUMNS = ("cell", "class", "tokens at most", "responses", "p95 TTFT", "p95 end to end")
 PREEMPTION_COLUMNS = ("cell", "mix", "rate", "preemptions", "restarts", "runs", "fullest KV cache")
 LAG_COLUMNS = (
     "cell",
@@ -115,11 +119,13 @@ def _primary(key: str, primary: Json, names: Sequence[str]) -> str:
     mark = ", superior" if primary["superior"] else ""
     return (
         f"{word}: {primary['ratio'] - 1:+.1%} [{primary['low'] - 1:+.1%}, "
-        f"{primary['high'] - 1:+.1%}], p {primary['p_holm']:.2g}{mark}"
+        f"{primary['high'] - 1:+.1%}], {p_words(primary['p_holm'])}{mark}"
     )
 
 
 def _mark(row: Json, decision: Json) -> Cell:
+    if all("not_compared" in primary for primary in row["primaries"].values()):
+        return Cell("not compared yet", "dim words")
     if row["cell_id"] == decision.get("named"):
         return Cell("★ named by the verdict", "pass words")
     if row["superior"] and row["guardrails_held"]:
@@ -140,6 +146,8 @@ def _changed(own: Json) -> str:
 def _rails(row: Json, names: Sequence[str]) -> Cell:
     rails = row["guardrails"]
     lost = [measure_words(k, names) for k, rail in rails.items() if not rail["held"]]
+    if not any("bound" in rail for key, rail in rails.items() if not key.endswith("_failures")):
+        return Cell("not measured yet", "dim words")
     if not lost:
         return Cell(f"✓ all {len(rails)} held", "pass words")
     return Cell(f"✗ not held: {', '.join(lost)}", "fail words")
@@ -158,7 +166,8 @@ def _compared(own: Json, row: Json | None, analysis: Json, decision: Json) -> Ro
             nothing,
             Cell(_changed(own), "words"),
         )
-    primaries = "\n".join(_primary(k, p, names) for k, p in row["primaries"].items())
+    told = {k: p for k, p in row["primaries"].items() if "not_compared" not in p}
+    primaries = "\n".join(_primary(k, p, names) for k, p in told.items()) or "–"
     differs = "".join(f"\n{said}" for said in row["output_differs"])
     return (
         own["cell_id"],
@@ -184,6 +193,30 @@ def _shown(key: str, value: float) -> str:
     return f"{value - 1:+.1%}"
 
 
+def named_rows(analysis: Json, unit: str) -> tuple[tuple[str, ...], list[Row]]:
+    """Return head and rows of a unit's p95s beside the baseline's, where several classes meet."""
+    first, *others = analysis["class_order"]
+    wanted = [(first, "ttft_s"), (first, "max_stall_s")]
+    wanted += [(name, measure) for name in others for measure in ("ttft_s", "e2e_s")]
+    held = {(r["cell_id"], r["size_class"], r["mix"], r["rate"]): r for r in analysis["strata"]}
+    places = [tuple(pair) for name in others for pair in analysis["gates"].get(name, ())]
+    rows: list[Row] = []
+    for place in dict.fromkeys(places):
+        pairs = [
+            (held.get((analysis["base"], name, *place)), held.get((unit, name, *place)), measure)
+            for name, measure in wanted
+        ]
+        rows.append((" ".join(place), *(_beside(*pair) for pair in pairs)))
+    words = {"ttft_s": "p95 TTFT", "max_stall_s": "p95 stall", "e2e_s": "p95 end to end"}
+    return ("mix and rate", *(f"{name} {words[m]}" for name, m in wanted)), rows
+
+
+def _beside(base: Json | None, own: Json | None, measure: str) -> str:
+    if base is None or own is None:
+        return "–"
+    return f"{_p(base, measure, 'p95')} → {_p(own, measure, 'p95')}"
+
+
 def guard_rows(analysis: Json) -> list[Row]:
     """Return one row per candidate and guardrail."""
     found: list[Row] = []
@@ -198,6 +231,21 @@ def guard_rows(analysis: Json) -> list[Row]:
             word = measure_words(key, analysis["class_order"])
             found.append((row["cell_id"], word, *told, limit, held))
     return found
+
+
+def length_rows(analysis: Json) -> list[Row]:
+    """Return one row per candidate and strata of like output length; none where it was forced."""
+    return [
+        (
+            row["cell_id"],
+            own["size_class"],
+            f"{own['tokens_at_most']:,}",
+            f"{own['n']:,} and {own['base_n']:,}",
+            *(f"{own[k] - 1:+.1%}" if k in own else "n/a" for k in ("ttft_p95", "e2e_p95")),
+        )
+        for row in analysis["comparisons"]
+        for own in row.get("by_output", ())
+    ]
 
 
 def preemption_rows(analysis: Json) -> list[Row]:

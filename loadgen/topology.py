@@ -249,6 +249,10 @@ class PoolPass:
         """Its answer is complete."""
         return self._of_seq.pop(seq)[1].finished(seq, now, output_tokens)
 
+    def cancel(self, seq: int, now: float) -> Sequence[Action]:
+        """Its caller left."""
+        return self._of_seq.pop(seq)[1].cancel(seq, now)
+
     def tick(self, now: float) -> Sequence[Action]:
         """Nothing is due by time."""
         return []

@@ -33,7 +33,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One planned request: when, of which class and size, with which prompt."""
+    """One planned request: when, of which class and size, with which prompt.
+
+    Where prompts begin alike on purpose, `session` says which, and `hash_ids` number the blocks of
+    the prompt: an equal number means that everything up to the block's end is equal.
+    """
 
     seq: int
     size_class: str
@@ -41,6 +45,8 @@ class Arrival:
     input_tokens: int
     output_tokens: int
     prompt_sha256: str
+    session: str | None = None
+    hash_ids: tuple[int, ...] = ()
 
 
 def class_counts(spec: TraceSpec) -> dict[str, int]:
@@ -78,7 +84,7 @@ def assign(
     for seq, (offset_us, name) in enumerate(drawn):
         prompt = next(own[name])
         size = prompt.prompt_tokens, prompt.output_tokens
-        arrivals.append(Arrival(seq, name, offset_us, *size, prompt.sha256))
+        arrivals.append(Arrival(seq, name, offset_us, *size, prompt.sha256, prompt.session))
     return tuple(arrivals)
 
 
@@ -92,12 +98,18 @@ def keep_classes(trace: Sequence[Arrival], keep: Sequence[str]) -> tuple[Arrival
     return tuple(a for a in trace if a.size_class in keep)
 
 
+def _own_session(seq: int) -> str:
+    """The name of a session that holds nothing but one request."""
+    return f"s{seq}"
+
+
 def _row(arrival: Arrival) -> dict[str, Any]:
     return {
         "timestamp": round(arrival.offset_us / 1000, 3),
         "input_length": arrival.input_tokens,
         "output_length": arrival.output_tokens,
-        "session_id": f"s{arrival.seq}",
+        "session_id": _own_session(arrival.seq) if arrival.session is None else arrival.session,
+        **({"hash_ids": list(arrival.hash_ids)} if arrival.hash_ids else {}),
         "extra": {
             "class": arrival.size_class,
             "seq": arrival.seq,
@@ -116,8 +128,15 @@ def _arrival(line: bytes, name: str) -> Arrival:
     row = strict_json(line, name)
     try:
         extra, size = row["extra"], (row["input_length"], row["output_length"])
+        seq, session = extra["seq"], row.get("session_id")
         return Arrival(
-            extra["seq"], extra["class"], extra["offset_us"], *size, extra["prompt_sha256"]
+            seq,
+            extra["class"],
+            extra["offset_us"],
+            *size,
+            extra["prompt_sha256"],
+            None if session == _own_session(seq) else session,
+            tuple(row.get("hash_ids", ())),
         )
     except (KeyError, TypeError) as error:
         raise BenchError(f"{name}: not a trace line ({error!r})") from error

@@ -1,4 +1,4 @@
-"""What the bench's verbs share: how one is declared, and how a line is printed as it is."""
+"""What the bench's verbs share: how one is declared, what options read, how a line is printed."""
 
 import argparse
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-__all__ = ["Args", "Verb", "add_verb", "say"]
+__all__ = ["Args", "Verb", "add_verb", "say", "time_scale"]
 
 Args = argparse.Namespace
 Verb = Callable[[Args, Console], int]
@@ -23,6 +23,14 @@ def add_verb(verbs: Any, name: str, verb: Verb, said: str, example: str) -> argp
     )
     parser.set_defaults(bench=verb)
     return parser
+
+
+def time_scale(text: str) -> float:
+    """Read how many recorded seconds pass in a real one."""
+    value = float(text)
+    if not 0 < value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1000")
+    return value
 
 
 def say(console: Console, *lines: str) -> None:

@@ -15,6 +15,7 @@ from loadgen.engine.scheduler import Scheduler, SchedulerConfig
 from loadgen.events import EXPIRED, max_stall_us
 from loadgen.forecast import DELAYS
 from loadgen.record import SERVICE_CLASS, BenchError, Outcome, RequestRecord
+from loadgen.sessions import engine_keys
 from loadgen.simulate import Delays, Policy, SimArrival, SimResult, Watch, simulate
 from loadgen.trace import Arrival
 
@@ -33,18 +34,23 @@ ARGUMENTS = {
     "max_model_len": "max_model_len",
     "scheduler_reserve_full_isl": "reserve_full_isl",
     "watermark": "watermark",
+    "enable_prefix_caching": "enable_prefix_caching",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where a run takes place: the engines' configurations, their step cost, and the times."""
+    """Where a run takes place: the engines' configurations, their step cost, and the times.
+
+    `tells_cached`: the engines say of each answer how much of its prompt was cached.
+    """
 
     engines: tuple[SchedulerConfig, ...]
     cost: StepCost
     ramp_s: float
     timeout_s: float
     delays: Delays = DELAYS
+    tells_cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +110,21 @@ class _Seconds:
                     "waiting": engine.waiting,
                     "kv_usage": engine.kv_used_blocks / engine.config.usable_blocks,
                     "preemptions_total": engine.preemptions_total,
+                    **_cache_counters(engine),
                 }
             )
 
 
+def _cache_counters(engine: Scheduler) -> Json:
+    if not engine.config.enable_prefix_caching:
+        return {}
+    hits, queries = engine.prefix_hits_total, engine.prefix_queries_total
+    return {"prefix_cache_hits_total": hits, "prefix_cache_queries_total": queries}
+
+
 def virtual_run(trace: Sequence[Arrival], policy: Policy, world: World) -> VirtualRun:
     """Play a frozen trace through a policy at a world's engines."""
+    config = world.engines[0]
     arrivals = [
         SimArrival(
             a.seq,
@@ -118,16 +133,23 @@ def virtual_run(trace: Sequence[Arrival], policy: Policy, world: World) -> Virtu
             a.input_tokens,
             a.output_tokens,
             service_class=SERVICE_CLASS.get(a.size_class, a.size_class),
+            keys=_keys(a, config),
         )
         for a in trace
     ]
     seconds = _Seconds()
     watch = Watch(world.timeout_s, seconds.look)
     results = simulate(arrivals, policy, world.engines, world.cost, world.delays, watch)
-    records = tuple(_record(a, r, world.ramp_s) for a, r in zip(trace, results, strict=True))
+    records = tuple(_record(a, r, world) for a, r in zip(trace, results, strict=True))
     times = dict.fromkeys(row["t_s"] for row in seconds.rows)
     told = [row for t in times for row in (_client(results, t), _gateway(results, t))]
     return VirtualRun(records, (*told, *seconds.rows))
+
+
+def _keys(arrival: Arrival, config: SchedulerConfig) -> tuple[int, ...]:
+    if not config.enable_prefix_caching:
+        return ()
+    return engine_keys(arrival.hash_ids, arrival.input_tokens, config.block_size)
 
 
 def _us(seconds: float | None) -> int | None:
@@ -143,7 +165,7 @@ def _outcome(result: SimResult) -> tuple[Outcome, str | None]:
     return Outcome.TIMEOUT, None
 
 
-def _record(arrival: Arrival, result: SimResult, ramp_s: float) -> RequestRecord:
+def _record(arrival: Arrival, result: SimResult, world: World) -> RequestRecord:
     outcome, code = _outcome(result)
     events = tuple(round(at * 1e6) for at in result.events_s)
     ok, first = outcome is Outcome.OK, _us(result.first_s)
@@ -151,7 +173,7 @@ def _record(arrival: Arrival, result: SimResult, ramp_s: float) -> RequestRecord
     return RequestRecord(
         seq=arrival.seq,
         size_class=arrival.size_class,
-        phase="ramp" if arrival.offset_us < ramp_s * 1e6 else "observed",
+        phase="ramp" if arrival.offset_us < world.ramp_s * 1e6 else "observed",
         planned_us=arrival.offset_us,
         outcome=outcome,
         outcome_code=code,
@@ -169,6 +191,7 @@ def _record(arrival: Arrival, result: SimResult, ramp_s: float) -> RequestRecord
         finish_reason="length" if ok else None,
         prompt_tokens_reported=arrival.input_tokens if ok else None,
         completion_tokens_reported=result.tokens if ok else None,
+        cached_tokens=result.cached_tokens if ok and world.tells_cached else None,
         queue_ms=queued,
     )
 

@@ -14,6 +14,7 @@ from loadgen.arms import Stamped
 from loadgen.engine.cost import StepCost
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_bytes, read_json, write_bytes
+from loadgen.forecast import DELAYS
 from loadgen.record import BenchError, RunConfig, canonical, digest, encode_requests
 from loadgen.run import write_config
 from loadgen.run_folder import trace_path
@@ -66,12 +67,15 @@ def _engine_args(plan: Json, run: Json) -> Mapping[str, Any]:
     return {**cell_args(plan, run["cell_id"]), **run.get("engine_args", {})}
 
 
-def world_of(plan: Json, run: Json, cost: StepCost) -> World:
-    """Return the engines and the times of a run."""
-    config = scheduler_config(_engine_args(plan, run))
+def world_of(plan: Json, run: Json, cost: StepCost, time_scale: float = 1.0) -> World:
+    """Return the engines and the times of a run; the servers' own work is not scaled."""
+    args = _engine_args(plan, run)
+    config = scheduler_config(args)
     times = plan["intervals"]
     engines = (config,) * int(run.get("engines", 1))
-    return World(engines, cost, times["ramp_s"], times["timeout_s"])
+    delays = DELAYS.at_scale(time_scale)
+    tells = bool(args.get("enable_prompt_tokens_details"))
+    return World(engines, cost, times["ramp_s"], times["timeout_s"], delays, tells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class _Target:
     plan: Json
     plan_sha256: str
     identity: Mapping[str, str]
+    time_scale: float
 
 
 def _configuration(target: _Target, run: Json) -> RunConfig:
@@ -101,6 +106,7 @@ def _configuration(target: _Target, run: Json) -> RunConfig:
             "kind": "config",
             "synthetic": True,
             "virtual": True,
+            "time_scale": target.time_scale,
             "plan_sha256": target.plan_sha256,
             "trace": run["trace"],
             "synthetic_length": True,
@@ -149,6 +155,7 @@ def simulate_plan(
     cost: StepCost,
     policy_for: PolicyFor | None = None,
     watch: Callable[[int, int], None] = lambda done, of: None,
+    time_scale: float = 1.0,
 ) -> Sequence[Json]:
     """Run every run of a plan in virtual time; returns the runs.
 
@@ -158,6 +165,7 @@ def simulate_plan(
         cost: of an engine step.
         policy_for: makes the admission core for runs that have one.
         watch: is told after each run how many of how many are done.
+        time_scale: of the engines' clock in the real run that this is held against.
 
     Raises:
         BenchError: a trace is not the one that was named, or a cell's arguments are impossible.
@@ -165,11 +173,12 @@ def simulate_plan(
     plan = read_json(source / "plan.json")
     if source.resolve() != out.resolve():
         _copy_inputs(source, out, plan)
-    target = _Target(out, plan, file_digest(out / "plan.json"), engine_identity(TextModel()))
+    identity = engine_identity(TextModel())
+    target = _Target(out, plan, file_digest(out / "plan.json"), identity, time_scale)
     runs: Sequence[Json] = plan["runs"]
     for number, run in enumerate(runs, start=1):
         trace = named_trace(source, run)
         policy = policy_of(plan, run, policy_for)
-        _write(target, run, virtual_run(trace, policy, world_of(plan, run, cost)))
+        _write(target, run, virtual_run(trace, policy, world_of(plan, run, cost, time_scale)))
         watch(number, len(runs))
     return runs

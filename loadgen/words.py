@@ -3,6 +3,7 @@
 Pure: no I/O, no clock.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ __all__ = [
     "headline",
     "measure_words",
     "next_steps",
+    "p_words",
     "plain",
     "what_it_is",
 ]
@@ -107,8 +109,15 @@ MEASURE_WORDS = {
     "attainment": "attainment",
     "failures": "failures",
 }
+MISSING = re.compile(r"incomplete: (\S+) is missing")
+HOLM = re.compile(r"Holm p ([0-9.e-]+)")
+GATES = "in every gate stratum"
+NAMED = 3  # of many alike, as many are named
+SMALL_P = 0.001
+NO_BREAK = "\u00a0"
 KINDS = {
     "sweep": "Sweep of engine settings",
+    "prefix_reuse": "Prompts that begin alike, with and without a prefix cache",
     "arms": "What the gateway's policies buy",
     "topology": "Shared engines against engines per class",
 }
@@ -128,11 +137,29 @@ def measure_words(key: str, class_order: Sequence[str]) -> str:
     return key
 
 
+def p_words(p: float) -> str:
+    """Return a p value; how far below a thousandth it lies rests on tails that nobody has seen."""
+    said = "p < 0.001" if p < SMALL_P else f"p = {p:.2g}"
+    return said.replace(" ", NO_BREAK)
+
+
 def plain(lines: Iterable[str], analysis: Json) -> list[str]:
-    """Return sentences with measures by their words instead of their keys."""
+    """Return sentences with words instead of keys, runs that lack named together."""
     keys = [f"{name}_{rest}" for name in analysis["class_order"] for rest in MEASURE_WORDS]
     words = {key: measure_words(key, analysis["class_order"]) for key in keys}
-    return [_replaced(line, words) for line in lines]
+    words[GATES] = "at every mix and rate where its contract decides"
+    shown = [_replaced(line, words) for line in _joined(list(lines))]
+    return [HOLM.sub(lambda found: f"Holm {p_words(float(found[1]))}", line) for line in shown]
+
+
+def _joined(lines: Sequence[str]) -> list[str]:
+    """Say what is missing in one line instead of one for each run."""
+    lost = [found[1] for line in lines if (found := MISSING.fullmatch(line))]
+    if len(lost) <= NAMED:
+        return list(lines)
+    more = f"{', '.join(lost[:NAMED])} and {len(lost) - NAMED} more"
+    others = [line for line in lines if not MISSING.fullmatch(line)]
+    return [f"{len(lost)} runs that the verdict needs are missing: {more}", *others]
 
 
 def _replaced(line: str, words: Mapping[str, str]) -> str:

@@ -115,7 +115,9 @@ def _service(settings: EngineSettings, text: TextModel, executor: Executor) -> S
         gate=gate,
         text=text,
         voice=voice,
-        generator=Generator(gate, text, voice, executor, comment_s),
+        generator=Generator(
+            gate, text, voice, executor, comment_s, tells_cached=settings.prompt_tokens_details
+        ),
         executor=executor,
         load=load,
         seen=SeenRequests(),

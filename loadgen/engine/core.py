@@ -29,7 +29,8 @@ CATCH_UP_S = 0.02
 class Job:
     """One sequence to compute; ``finish_reason`` is what ends it at ``output_tokens``.
 
-    ``pooled`` ends with the prompt's prefill and yields a result, no token.
+    ``pooled`` ends with the prompt's prefill and yields a result, no token. ``keys`` are those of
+    its full KV blocks, where the engine caches prefixes.
     """
 
     prompt_tokens: int
@@ -39,6 +40,7 @@ class Job:
     priority: int = 0
     n: int = 1
     pooled: bool = False
+    keys: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +61,7 @@ class Ticket:
     aborted: bool = False
     told: bool = False
     preemptions: int = 0
+    cached_tokens: int = 0
     scheduled_s: float | None = None
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -111,7 +114,12 @@ class EngineCore:
         self._next_id += 1
         ticket = Ticket(self._next_id, job, ready, self._clock())
         self.scheduler.add(
-            ticket.seq_id, job.prompt_tokens, job.output_tokens, job.priority, ticket.arrived_s
+            ticket.seq_id,
+            job.prompt_tokens,
+            job.output_tokens,
+            job.priority,
+            ticket.arrived_s,
+            job.keys,
         )
         self._tickets[ticket.seq_id] = ticket
         self._wake.set()
@@ -176,11 +184,19 @@ class EngineCore:
                 ticket = self._tickets.get(seq_id)
                 if ticket is not None and ticket.scheduled_s is None:
                     ticket.scheduled_s = now
+        self._note_hits(step)
         if step.preempted:
             self.metrics.preempted(len(step.preempted))
             for seq_id in step.preempted:
                 if seq_id in self._tickets:
                     self._tickets[seq_id].preemptions += 1
+
+    def _note_hits(self, step: Step) -> None:
+        for seq_id, known in step.hits:
+            ticket = self._tickets.get(seq_id)
+            if ticket is not None:
+                ticket.cached_tokens = known
+                self.metrics.looked_up(ticket.job.prompt_tokens, known)
 
     def _hand_out(self, step: Step) -> None:
         now = self._clock()
@@ -201,7 +217,7 @@ class EngineCore:
         else:
             ticket.first_token_s = now
             self.metrics.first_token((now - ticket.arrived_s) * self._scale)
-            self.metrics.prefilled(ticket.job.prompt_tokens)
+            self.metrics.prefilled(ticket.job.prompt_tokens, ticket.cached_tokens)
         ticket.last_token_s = now
         ticket.generated += 1
         ticket.pending += 1
@@ -219,6 +235,7 @@ class EngineCore:
             prefill_s=(ticket.first_token_s - scheduled_s) * self._scale,
             decode_s=(ticket.last_token_s - ticket.first_token_s) * self._scale,
             prompt_tokens=ticket.job.prompt_tokens,
+            cached_tokens=ticket.cached_tokens,
             generated_tokens=0 if ticket.job.pooled else ticket.generated,
             max_tokens=ticket.job.max_tokens,
             n=ticket.job.n,

@@ -25,17 +25,20 @@ __all__ = [
 EPILOG = """\
 examples:
   # an engine as one H200 would run it, on a free port
-  sluicegate engine --port 0
+  %(prog)s --port 0
 
   # a smaller token budget and engine priority, ten times faster than real time
-  sluicegate engine --port 8100 --max-num-batched-tokens 2048 --max-num-seqs 32 \\
+  %(prog)s --port 8100 --max-num-batched-tokens 2048 --max-num-seqs 32 \\
     --scheduling-policy priority --time-scale 10
 
   # little KV memory, so that sequences are preempted
-  sluicegate engine --port 8100 --max-model-len 4096 --num-gpu-blocks-override 300
+  %(prog)s --port 8100 --max-model-len 4096 --num-gpu-blocks-override 300
+
+  # prompts that begin alike are computed once; usage says how much was cached
+  %(prog)s --port 8100 --enable-prefix-caching --enable-prompt-tokens-details
 
   # dies after 100 stream events, to see what its clients make of it
-  sluicegate engine --port 8100 --fault kill-after=100
+  %(prog)s --port 8100 --fault kill-after=100
 """
 
 
@@ -61,6 +64,7 @@ class EngineSettings:
     sim_control: bool = False
     dev_mode: bool = False
     load_tracking: bool = False
+    prompt_tokens_details: bool = False
     sse_keep_alive_interval_s: int = 0
     lora_modules: Mapping[str, str] = field(default_factory=dict)
 
@@ -103,11 +107,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8000, help="port; 0 takes a free one (%(default)s)")
-    add("--served-model-name", default="simulated", metavar="NAME", help="%(default)s")
+    add("--served-model-name", default="simulated", metavar="NAME", help="(%(default)s)")
     add("--model", help="accepted; used as the model's name if no --served-model-name is given")
     add("--tokenizer", metavar="PATH", help="tokenizer.json or its folder")
     add("--chat-template", metavar="FILE", help="Jinja template of text content")
-    add("--max-model-len", type=int, default=16384, metavar="TOKENS", help="%(default)s")
+    add("--max-model-len", type=int, default=16384, metavar="TOKENS", help="(%(default)s)")
     add(
         "--lora-modules",
         nargs="+",
@@ -116,12 +120,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="adapters, served as models of their own; nothing is read from PATH",
     )
     add("--enable-server-load-tracking", action="store_true", help="let /load count requests")
+    flag, said = argparse.BooleanOptionalAction, "let usage say how many prompt tokens were cached"
+    add("--enable-prompt-tokens-details", action=flag, default=False, help=said)
     add(
         "--sse-keep-alive-interval",
         type=int,
         default=0,
         metavar="S",
-        help="comment in silent chat and completion streams every S seconds; 0 never",
+        help="comment in silent chat and completion streams every S seconds; at 0 never (0)",
     )
     add("--dev-mode", action="store_true", help="open /server_info, as VLLM_SERVER_DEV_MODE=1")
     add("--seed", type=int, default=0, help="seed of texts and natural lengths (%(default)s)")
@@ -138,25 +144,37 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     defaults = SchedulerConfig()
-    add("--max-num-batched-tokens", type=int, default=defaults.max_num_batched_tokens)
-    add("--max-num-seqs", type=int, default=defaults.max_num_seqs)
-    add("--scheduling-policy", choices=("fcfs", "priority"), default=defaults.policy)
-    add("--long-prefill-token-threshold", type=int, default=0)
-    add("--num-gpu-blocks-override", type=int, default=defaults.num_gpu_blocks)
-    add("--block-size", type=int, default=defaults.block_size)
-    add("--watermark", type=float, default=0.0)
-    flag = argparse.BooleanOptionalAction
-    add("--scheduler-reserve-full-isl", action=flag, default=True)
+    for name, default, said in (
+        ("max-num-batched-tokens", defaults.max_num_batched_tokens, "budget of one iteration"),
+        ("max-num-seqs", defaults.max_num_seqs, "sequences that run at once"),
+        ("long-prefill-token-threshold", 0, "most tokens of one prompt in an iteration; 0: any"),
+        ("num-gpu-blocks-override", defaults.num_gpu_blocks, "blocks of the KV cache"),
+        ("block-size", defaults.block_size, "tokens of a block"),
+    ):
+        add(f"--{name}", type=int, default=default, metavar="N", help=f"{said} (%(default)s)")
+    policies, said = ("fcfs", "priority"), "who goes first (%(default)s)"
+    add("--scheduling-policy", choices=policies, default=defaults.policy, help=said)
+    said = "part of the blocks kept free when a sequence starts (%(default)s)"
+    add("--watermark", type=float, default=0.0, metavar="PART", help=said)
+    flag, said = argparse.BooleanOptionalAction, "start a prompt only if all of it has room (yes)"
+    add("--scheduler-reserve-full-isl", action=flag, default=True, help=said)
     add("--enable-chunked-prefill", action=flag, default=True, help="can't be switched off here")
-    add("--enable-prefix-caching", action=flag, default=False, help="can't be switched on here")
+    said = "take over the KV blocks of prompts that began alike (no)"
+    add("--enable-prefix-caching", action=flag, default=False, help=said)
     add("--max-num-queued-reqs", type=int, metavar="N", help="503 above N requests in the engine")
     add("--max-num-queued-tokens", type=int, metavar="N", help="503 at N prompt tokens in prefill")
 
 
 def _add_simulation_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--step-model", type=Path, metavar="FILE", help="step cost (one H200, CUDA graphs)")
-    add("--time-scale", type=float, default=1.0, metavar="K", help="the engine's clock runs K x")
+    add("--step-model", type=Path, metavar="FILE", help="step cost (one H200's, CUDA graphs)")
+    add(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="K",
+        help="its clock runs K times as fast (%(default)s)",
+    )
     add(
         "--fault",
         action="append",
@@ -186,6 +204,7 @@ def settings_from(args: argparse.Namespace) -> EngineSettings:
         max_model_len=args.max_model_len,
         reserve_full_isl=args.scheduler_reserve_full_isl,
         watermark=args.watermark,
+        enable_prefix_caching=args.enable_prefix_caching,
     )
     return EngineSettings(
         host=args.host,
@@ -206,6 +225,7 @@ def settings_from(args: argparse.Namespace) -> EngineSettings:
         sim_control=args.sim_control,
         dev_mode=args.dev_mode,
         load_tracking=args.enable_server_load_tracking,
+        prompt_tokens_details=args.enable_prompt_tokens_details,
         sse_keep_alive_interval_s=args.sse_keep_alive_interval,
         lora_modules=dict(map(_lora_module, args.lora_modules)),
     )
@@ -233,8 +253,6 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--time-scale {args.time_scale}: must be above 0 and at most 1000")
     if not 0.0 <= args.shutdown_timeout <= 86400.0:
         raise ValueError(f"--shutdown-timeout {args.shutdown_timeout}: must be 0..86400 seconds")
-    if args.enable_prefix_caching:
-        raise ValueError("--enable-prefix-caching: the simulated engine has no prefix cache")
     if not args.enable_chunked_prefill:
         raise ValueError("--no-enable-chunked-prefill: the simulated engine always chunks")
     least = {"max_num_queued_reqs": 1, "max_num_queued_tokens": 1, "sse_keep_alive_interval": 0}

@@ -15,6 +15,7 @@ from loadgen.engine.bodies import Asked, Prompt, check_limits, output_limit
 from loadgen.engine.core import Job
 from loadgen.engine.exchange import Exchange
 from loadgen.engine.gate import BUSY, Gate
+from loadgen.engine.prefix_cache import block_keys
 from loadgen.engine.refusals import ApiError, bad_request
 from loadgen.engine.speech import Answer, MakeStyle, Speech, Style
 from loadgen.engine.textmodel import TextError, TextModel
@@ -32,6 +33,7 @@ class Generator:
 
     ``executor`` runs the tokenizer: encoding a long prompt takes milliseconds that no stream
     should wait for. ``comment_s`` is the silence after which a stream gets a comment; None never.
+    ``tells_cached``: usage says how many prompt tokens were cached.
     """
 
     def __init__(
@@ -41,8 +43,11 @@ class Generator:
         voice: Voice,
         executor: Executor,
         comment_s: float | None = None,
+        *,
+        tells_cached: bool = False,
     ) -> None:
         self._gate = gate
+        self._tells_cached = tells_cached
         self._core = gate.core
         self._text = text
         self._voice = voice
@@ -104,7 +109,7 @@ class Generator:
         limits = [output_limit(len(ids), asked.sampling, longest) for ids in prompts]
         if not all(prompts):
             raise bad_request("The decoder prompt cannot be empty")
-        return Answer(asked, reply, self._voice, prompts, limits)
+        return Answer(asked, reply, self._voice, prompts, limits, self._tells_cached)
 
     def _queue(self, answer: Answer) -> None:
         """Queue every choice of every prompt."""
@@ -113,9 +118,17 @@ class Generator:
             for _ in range(asked.sampling.n):
                 index = len(answer.speeches)
                 utterance = self._voice.plan(ids, asked.sampling, limit, index)
-                job = _job(asked, ids, utterance, limit)
+                job = _job(asked, ids, utterance, limit, self._keys(ids, utterance))
                 ticket = self._core.submit(job, answer.ready)
                 answer.speeches.append(Speech(index, ticket, utterance, ids))
+
+    def _keys(self, ids: Sequence[int], utterance: Utterance) -> tuple[int, ...]:
+        """The keys of its KV blocks: what it will say is known already."""
+        config = self._core.scheduler.config
+        if not config.enable_prefix_caching:
+            return ()
+        said = [self._voice.token_id(utterance, at) for at in range(utterance.tokens)]
+        return block_keys([*ids, *said], config.block_size)
 
     async def _collect(
         self, exchange: Exchange, answer: Answer, style: Style, gone: Callable[[], bool]
@@ -227,7 +240,13 @@ def _prompts(asked: Asked) -> Sequence[Prompt | None]:
     return asked.prompts if asked.chat_body is None else (None,)
 
 
-def _job(asked: Asked, ids: Sequence[int], utterance: Utterance, limit: int) -> Job:
+def _job(
+    asked: Asked,
+    ids: Sequence[int],
+    utterance: Utterance,
+    limit: int,
+    keys: tuple[int, ...],
+) -> Job:
     return Job(
         prompt_tokens=len(ids),
         output_tokens=utterance.tokens,
@@ -235,4 +254,5 @@ def _job(asked: Asked, ids: Sequence[int], utterance: Utterance, limit: int) -> 
         max_tokens=limit,
         priority=asked.priority,
         n=asked.sampling.n,
+        keys=keys,
     )

@@ -102,6 +102,7 @@ class Finished:
     max_tokens: int
     n: int
     preemptions: int
+    cached_tokens: int = 0
 
 
 class EngineMetrics:
@@ -127,10 +128,17 @@ class EngineMetrics:
         self.generated = self._counters["generation_tokens"].inc
         self.step_tokens = self._histograms["iteration_tokens_total"].observe
 
-    def prefilled(self, prompt_tokens: int) -> None:
+    def looked_up(self, prompt_tokens: int, known: int) -> None:
+        """Count what a prompt asked of the prefix cache, and what was there."""
+        self._counters["prefix_cache_queries"].inc(prompt_tokens)
+        self._counters["prefix_cache_hits"].inc(known)
+
+    def prefilled(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
         """Count a prompt once, when its first token is out."""
         self._counters["prompt_tokens"].inc(prompt_tokens)
-        self._sources["local_compute"].inc(prompt_tokens)
+        self._counters["prompt_tokens_cached"].inc(cached_tokens)
+        self._sources["local_compute"].inc(prompt_tokens - cached_tokens)
+        self._sources["local_cache_hit"].inc(cached_tokens)
 
     def preempted(self, count: int) -> None:
         """Count sequences that lost their seat."""
@@ -156,7 +164,7 @@ class EngineMetrics:
             "request_generation_tokens": request.generated_tokens,
             "request_max_num_generation_tokens": request.generated_tokens,
             "request_params_max_tokens": request.max_tokens,
-            "request_prefill_kv_computed_tokens": request.prompt_tokens,
+            "request_prefill_kv_computed_tokens": request.prompt_tokens - request.cached_tokens,
             "request_params_n": request.n,
             "request_num_preemptions": request.preemptions,
         }
@@ -250,7 +258,7 @@ class EngineMetrics:
         values = {
             "block_size": config.block_size,
             "cache_dtype": "auto",
-            "enable_prefix_caching": False,
+            "enable_prefix_caching": config.enable_prefix_caching,
             "kv_cache_max_concurrency": tokens / config.max_model_len,
             "kv_cache_size_tokens": tokens,
             "num_gpu_blocks": config.num_gpu_blocks,

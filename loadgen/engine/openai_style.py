@@ -61,7 +61,7 @@ class OpenAIStyle:
         """The usage, where asked for, and the end mark."""
         if not self._answer.asked.include_usage:
             return DONE
-        return self._writers[0].usage(self._answer.usage()) + DONE
+        return self._writers[0].usage(self._answer.final_usage()) + DONE
 
     def failure(self, error: ApiError) -> bytes:
         """An error event and the end mark."""
@@ -70,7 +70,7 @@ class OpenAIStyle:
     def whole(self) -> bytes:
         """The body with all choices."""
         choices = [self._choice(speech) for speech in self._answer.speeches]
-        return unary_body(self._answer.reply, choices, self._answer.usage())
+        return unary_body(self._answer.reply, choices, self._answer.final_usage())
 
     def _full(self, speech: Speech, at: int, text: bytes, *, last: bool) -> bytes:
         asked, answer = self._answer.asked, self._answer

@@ -8,6 +8,7 @@ import orjson
 from loadgen.engine.refusals import ApiError
 from loadgen.engine.responses_body import ResponsesAsked
 from loadgen.engine.speech import Answer, Speech
+from loadgen.engine.wire_format import Usage
 
 __all__ = ["ResponsesStyle"]
 
@@ -148,9 +149,7 @@ class ResponsesStyle:
         output = [self._item([_part(text)] if text else [], "completed")]
         usage = answer.usage()
         status = STATUSES.get(speech.reason(), "completed")
-        return self._response(
-            status, output, _usage_body(usage.prompt_tokens, usage.completion_tokens)
-        )
+        return self._response(status, output, _usage_body(usage, answer.cached_tokens))
 
     def _response(
         self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
@@ -186,14 +185,15 @@ def _part(text: str) -> dict[str, Any]:
     return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
 
 
-def _usage_body(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def _usage_body(usage: Usage, cached_tokens: int) -> dict[str, Any]:
+    prompt_tokens, completion_tokens = usage.prompt_tokens, usage.completion_tokens
     return {
         "input_tokens": prompt_tokens,
         "input_tokens_details": {
-            "cached_tokens": 0,
+            "cached_tokens": cached_tokens,
             "cache_write_tokens": 0,
             "input_tokens_per_turn": [prompt_tokens],
-            "cached_tokens_per_turn": [0],
+            "cached_tokens_per_turn": [cached_tokens],
         },
         "output_tokens": completion_tokens,
         "output_tokens_details": {

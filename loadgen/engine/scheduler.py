@@ -7,17 +7,23 @@ admitted (or, by priority, the worst) sequence loses its blocks, its computed to
 seat, and nothing is admitted in that step. There is no prefill phase: a sequence is behind by
 ``total - computed`` tokens and yields one new token whenever it has caught up.
 
-Follows ``vllm/v1/core/sched/scheduler.py`` and ``kv_cache_manager.py`` of 0.32 without prefix
-cache, speculation, encoders, connectors and asynchronous scheduling.
+With prefix caching, blocks belong to ``prefix_cache.py``, and a sequence is admitted with the
+tokens that are known already as computed.
+
+Follows ``vllm/v1/core/sched/scheduler.py`` and ``kv_cache_manager.py`` of 0.32 without
+speculation, encoders, connectors and asynchronous scheduling.
 
 Units: tokens and KV blocks; ``arrived_s`` only orders, on any clock.
 
 Pure: no I/O, no clock.
 """
 
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Literal
+
+from loadgen.engine.prefix_cache import PrefixCache
+from loadgen.engine.sequences import Emission, SequenceState, Step, Waiting, summarise
 
 __all__ = ["Emission", "Policy", "Scheduler", "SchedulerConfig", "Step"]
 
@@ -41,6 +47,7 @@ class SchedulerConfig:
     max_model_len: int = 16384
     reserve_full_isl: bool = True
     watermark: float = 0.0
+    enable_prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         """Refuse limits under which no sequence could ever finish."""
@@ -68,102 +75,6 @@ class SchedulerConfig:
         return self.num_gpu_blocks - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one iteration computes: (sequence, tokens) in order, and the sums its cost needs.
-
-    ``kv_tokens`` counts the already computed tokens of every scheduled sequence.
-    """
-
-    scheduled: tuple[tuple[int, int], ...] = ()
-    prefill_tokens: int = 0
-    prefill_requests: int = 0
-    decode_sequences: int = 0
-    kv_tokens: int = 0
-    preempted: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """One new token of a sequence; ``finished`` on its last."""
-
-    seq_id: int
-    finished: bool
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """A request inside the engine. The three counters below the keys are all that changes.
-
-    ``total`` is prompt plus generated tokens, ``computed`` those with KV, ``capacity`` the tokens
-    that its blocks can hold. The last two fields are made once because a decode step would
-    otherwise build them anew for every token.
-    """
-
-    seq_id: int
-    prompt_tokens: int
-    final_total: int
-    priority: int
-    arrived_s: float
-    total: int
-    computed: int = 0
-    capacity: int = 0
-    granted: int = 0
-    one_token: tuple[int, int] = field(init=False)
-    emission: Emission = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Prepare the two values that every decode step repeats."""
-        self.one_token = (self.seq_id, 1)
-        self.emission = Emission(self.seq_id, finished=False)
-
-    @property
-    def rank(self) -> tuple[int, float, int]:
-        """Admission order by priority; the greatest is preempted first."""
-        return (self.priority, self.arrived_s, self.seq_id)
-
-
-class _Waiting:
-    """Sequences that wait for admission, first to admit on top.
-
-    One heap serves both policies: fcfs keys by a running number, and a preempted sequence gets a
-    number before all others; by priority it returns to its own place.
-    """
-
-    __slots__ = ("_back", "_by_priority", "_front", "_heap")
-
-    def __init__(self, policy: Policy) -> None:
-        self._by_priority = policy == "priority"
-        self._heap: list[tuple[tuple[float, ...], _Sequence]] = []
-        self._front = 0
-        self._back = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def append(self, seq: _Sequence) -> None:
-        self._back += 1
-        heappush(self._heap, (seq.rank if self._by_priority else (self._back,), seq))
-
-    def prepend(self, seq: _Sequence) -> None:
-        self._front -= 1
-        heappush(self._heap, (seq.rank if self._by_priority else (self._front,), seq))
-
-    def first(self) -> _Sequence:
-        return self._heap[0][1]
-
-    def pop(self) -> None:
-        heappop(self._heap)
-
-    def remove(self, seq: _Sequence) -> bool:
-        kept = [item for item in self._heap if item[1] is not seq]
-        found = len(kept) < len(self._heap)
-        if found:
-            heapify(kept)
-            self._heap = kept
-        return found
-
-
 class Scheduler:
     """One engine's admission and batching state: ``add``, then ``step`` and ``complete`` in turn.
 
@@ -174,12 +85,19 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.preemptions_total = 0
-        self._running: list[_Sequence] = []
-        self._waiting = _Waiting(config.policy)
-        self._sequences: dict[int, _Sequence] = {}
+        self.prefix_queries_total = 0
+        self.prefix_hits_total = 0
+        self._running: list[SequenceState] = []
+        self._waiting = Waiting(by_priority=config.policy == "priority")
+        self._sequences: dict[int, SequenceState] = {}
         self._free_blocks = config.usable_blocks
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
         self._step_open = False
+        self._cache = (
+            PrefixCache(config.usable_blocks, config.block_size)
+            if config.enable_prefix_caching
+            else None
+        )
 
     @property
     def running(self) -> int:
@@ -194,7 +112,8 @@ class Scheduler:
     @property
     def kv_used_blocks(self) -> int:
         """KV blocks held by running sequences."""
-        return self.config.usable_blocks - self._free_blocks
+        free = self._free_blocks if self._cache is None else self._cache.free
+        return self.config.usable_blocks - free
 
     @property
     def has_work(self) -> bool:
@@ -208,8 +127,11 @@ class Scheduler:
         output_tokens: int,
         priority: int = 0,
         arrived_s: float = 0.0,
+        keys: Sequence[Hashable] = (),
     ) -> None:
         """Queue a sequence that will yield ``output_tokens`` (less at ``max_model_len``).
+
+        ``keys`` are those of its first full blocks; blocks beyond them are nobody else's.
 
         Raises:
             ValueError: The id is in use, or a length is not one the engine can serve.
@@ -223,8 +145,10 @@ class Scheduler:
                 f"got {prompt_tokens} and {output_tokens}"
             )
         final_total = min(prompt_tokens + output_tokens, limit)
-        seq = _Sequence(seq_id, prompt_tokens, final_total, priority, arrived_s, prompt_tokens)
+        seq = SequenceState(seq_id, prompt_tokens, final_total, priority, arrived_s, prompt_tokens)
         self._sequences[seq_id] = seq
+        if self._cache is not None:
+            self._cache.add(seq_id, keys)
         self._waiting.append(seq)
 
     def abort(self, seq_id: int) -> bool:
@@ -235,6 +159,7 @@ class Scheduler:
         if not self._waiting.remove(seq):
             self._running.remove(seq)
             self._release(seq)
+        self._forget(seq)
         return True
 
     def step(self) -> Step:
@@ -249,13 +174,14 @@ class Scheduler:
         if len(self._running) + len(self._waiting) <= 1:
             threshold = 0  # nobody to starve: a request alone takes the whole budget
         chunk_limit = threshold or self.config.max_num_batched_tokens
-        batch: list[_Sequence] = []
+        batch: list[SequenceState] = []
         preempted: list[int] = []
+        hits: list[tuple[int, int]] = []
         budget = self._grant_running(batch, preempted, chunk_limit)
         if not preempted:
-            self._admit_waiting(batch, budget, chunk_limit)
+            self._admit_waiting(batch, budget, chunk_limit, hits)
         self._step_open = bool(batch)
-        return _summarise(batch, preempted)
+        return summarise(batch, preempted, hits)
 
     def complete(self, step: Step) -> list[Emission]:
         """Apply a step: one token for every sequence that has caught up, in scheduled order.
@@ -280,12 +206,15 @@ class Scheduler:
             finished = True
             del sequences[seq_id]
             self._release(seq)
+            self._forget(seq)
             emissions.append(Emission(seq_id, finished=True))
         if finished:
             self._running = [seq for seq in self._running if seq.seq_id in sequences]
         return emissions
 
-    def _grant_running(self, batch: list[_Sequence], preempted: list[int], chunk_limit: int) -> int:
+    def _grant_running(
+        self, batch: list[SequenceState], preempted: list[int], chunk_limit: int
+    ) -> int:
         """Give running sequences their tokens in admission order; returns the budget left."""
         budget = self.config.max_num_batched_tokens
         running = self._running
@@ -308,21 +237,30 @@ class Scheduler:
             index += 1
         return budget
 
-    def _admit_waiting(self, batch: list[_Sequence], budget: int, chunk_limit: int) -> None:
+    def _admit_waiting(
+        self,
+        batch: list[SequenceState],
+        budget: int,
+        chunk_limit: int,
+        hits: list[tuple[int, int]],
+    ) -> None:
         """Seat waiting sequences until budget, seats or blocks run out; never skips the first."""
         config = self.config
         while budget > 0 and self._waiting and len(self._running) < config.max_num_seqs:
             seq = self._waiting.first()
-            tokens = min(seq.total, chunk_limit, budget)
+            known = 0 if self._cache is None else self._cache.hit_tokens(seq.seq_id, seq.total)
+            tokens = min(seq.total - known, chunk_limit, budget)
             # vLLM applies the watermark only while something else holds a seat: an empty engine
             # must always be able to admit.
             spare = self._watermark_blocks if self._running else 0
-            if config.reserve_full_isl and self._blocks(seq.total) + spare > self._free_blocks:
+            if config.reserve_full_isl and not self._fits(seq, spare):
                 return
-            if not self._take_blocks(seq, tokens, spare):
+            if not self._seat(seq, known, tokens, spare):
                 return
             self._waiting.pop()
             self._running.append(seq)
+            if self._cache is not None:
+                self._note_hit(seq, known, hits)
             seq.granted = tokens
             batch.append(seq)
             budget -= tokens
@@ -330,8 +268,31 @@ class Scheduler:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)
 
-    def _take_blocks(self, seq: _Sequence, tokens: int, spare: int) -> bool:
+    def _fits(self, seq: SequenceState, spare: int) -> bool:
+        if self._cache is not None:
+            return self._cache.fits(seq.seq_id, seq.total, spare)
+        return self._blocks(seq.total) + spare <= self._free_blocks
+
+    def _seat(self, seq: SequenceState, known: int, tokens: int, spare: int) -> bool:
+        """Give a waiting sequence its first blocks; False when too few are free."""
+        if self._cache is None:
+            return self._take_blocks(seq, tokens, spare)
+        seated = self._cache.admit(seq.seq_id, seq.total, known + tokens, spare)
+        seq.computed = known if seated else 0
+        return seated
+
+    def _note_hit(self, seq: SequenceState, known: int, hits: list[tuple[int, int]]) -> None:
+        """Count what was asked of the cache; a sequence that lost its seat is not counted again."""
+        if seq.preempted:
+            return
+        self.prefix_queries_total += seq.total
+        self.prefix_hits_total += known
+        hits.append((seq.seq_id, known))
+
+    def _take_blocks(self, seq: SequenceState, tokens: int, spare: int) -> bool:
         """Extend a sequence's blocks by what ``tokens`` need; False when too few are free."""
+        if self._cache is not None:
+            return self._cache.extend(seq.seq_id, seq.computed + tokens)
         needed_tokens = seq.computed + tokens - seq.capacity
         if needed_tokens <= 0:
             return spare <= self._free_blocks
@@ -342,7 +303,7 @@ class Scheduler:
         seq.capacity += blocks * self.config.block_size
         return True
 
-    def _preempt(self, batch: list[_Sequence]) -> tuple[_Sequence, int]:
+    def _preempt(self, batch: list[SequenceState]) -> tuple[SequenceState, int]:
         """Unseat one sequence; returns it and the tokens it had been granted in this step."""
         refund = 0
         if self.config.policy == "fcfs":
@@ -355,36 +316,18 @@ class Scheduler:
                 refund = victim.granted
         self._release(victim)
         victim.computed = 0
+        victim.preempted = True
         self._waiting.prepend(victim)
         self.preemptions_total += 1
         return victim, refund
 
-    def _release(self, seq: _Sequence) -> None:
+    def _release(self, seq: SequenceState) -> None:
+        if self._cache is not None:
+            self._cache.release(seq.seq_id)
+            return
         self._free_blocks += seq.capacity // self.config.block_size
         seq.capacity = 0
 
-
-def _summarise(batch: list[_Sequence], preempted: list[int]) -> Step:
-    """Freeze a batch and add up what its cost depends on.
-
-    A sequence decodes when it has generated and lacks one token; a recomputed one is prefill.
-    """
-    scheduled: list[tuple[int, int]] = []
-    prefill_tokens = prefill_requests = kv_tokens = 0
-    for seq in batch:
-        kv_tokens += seq.computed
-        granted = seq.granted
-        if seq.total > seq.prompt_tokens and seq.total - seq.computed == 1:
-            scheduled.append(seq.one_token)
-        else:
-            scheduled.append((seq.seq_id, granted))
-            prefill_tokens += granted
-            prefill_requests += 1
-    return Step(
-        scheduled=tuple(scheduled),
-        prefill_tokens=prefill_tokens,
-        prefill_requests=prefill_requests,
-        decode_sequences=len(scheduled) - prefill_requests,
-        kv_tokens=kv_tokens,
-        preempted=tuple(preempted),
-    )
+    def _forget(self, seq: SequenceState) -> None:
+        if self._cache is not None:
+            self._cache.drop(seq.seq_id)

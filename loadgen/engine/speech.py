@@ -6,7 +6,7 @@ own stream, or the whole answer into one body. Times don't occur here.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from loadgen.engine.bodies import Asked
@@ -35,13 +35,17 @@ class Speech:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All choices of one request and what its answer needs."""
+    """All choices of one request and what its answer needs.
+
+    ``tells_cached``: the last usage says how many prompt tokens were cached.
+    """
 
     asked: Asked
     reply: Reply
     voice: Voice
     prompts: Sequence[Sequence[int]]
     limits: Sequence[int]
+    tells_cached: bool = False
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     speeches: list[Speech] = field(default_factory=list)
 
@@ -57,6 +61,16 @@ class Answer:
     def usage(self) -> Usage:
         """The counts so far."""
         return Usage(self.prompt_tokens, sum(speech.sent for speech in self.speeches))
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the last prompt that were cached: of several prompts vLLM tells those."""
+        return self.speeches[-1].ticket.cached_tokens if self.speeches else 0
+
+    def final_usage(self) -> Usage:
+        """The counts at the end."""
+        told = self.cached_tokens if self.tells_cached else None
+        return replace(self.usage(), cached_tokens=told)
 
     def text(self, speech: Speech) -> str:
         """What a choice has said so far."""

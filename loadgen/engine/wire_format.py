@@ -40,17 +40,24 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of an answer."""
+    """Token counts of an answer; ``cached_tokens`` only where the engine tells them."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None = None
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Any]:
         """The counts in vLLM's order."""
+        details = (
+            {}
+            if self.cached_tokens is None
+            else {"prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
+        )
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "completion_tokens": self.completion_tokens,
+            **details,
         }
 
 
@@ -147,7 +154,7 @@ def unary_body(reply: Reply, choices: Sequence[Choice], usage: Usage) -> bytes:
     body |= {
         "service_tier": None,
         "system_fingerprint": reply.fingerprint,
-        "usage": usage.as_dict() | {"prompt_tokens_details": None},
+        "usage": {"prompt_tokens_details": None} | usage.as_dict(),
         "kv_transfer_params": None,
     }
     if reply.chat:

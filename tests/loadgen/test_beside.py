@@ -11,8 +11,8 @@ def test_the_split_is_told_with_states_reasons_and_cost():
         {"shared": Behaviour(missed={"short": 0.5})}, plan(("shared", "isolated"), "topology")
     )
     html = isolation_section(topology, ["2 replicas"]).html
-    assert '<td class="fail">fail</td>' in html
-    assert '<td class="pass">pass</td>' in html
+    assert '<td class="fail" data-head="contract">fail</td>' in html
+    assert '<td class="pass" data-head="contract">pass</td>' in html
     assert "short at 80-20 near: fail" in html
     assert "<li>2 replicas</li>" in html
 
@@ -30,12 +30,13 @@ def test_what_was_expected_stands_beside_what_was_measured_and_how_far_apart():
     html = expected_section(told, found).html
     assert re.search(r"<td>47\d ms → 94\d ms</td>", html)
     assert "TTFT p95: measured differs from expected by 0% in the median and 100% at most" in html
+    assert "<td>80-20 near</td><td>+0% (+0% to +100%)</td>" in html
 
 
 def test_a_stratum_that_was_not_foretold_is_left_out():
     told = analysis(made=plan(("B0", "C1")))
     html = expected_section(told, analysis()).html
-    assert html.count("<tr>") == 1 + 2 * 2 * 2
+    assert html.count("<tr>") == (1 + 2 * 2) + (1 + 2 * 2 * 2)
 
 
 @pytest.mark.parametrize("failing", ["told", "found"])

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from loadgen.console import Progress, show_result
+from loadgen.console import Progress, Stages, show_result
 from loadgen.files import read_json
 from loadgen.tables import COLUMNS
 
@@ -88,3 +88,26 @@ def test_the_result_has_table_changes_checks_and_verdict(demo):
     )
     for said in ("TTFT p95", "change: ", "prompt tokens equal to plan", "verdict: ", "because"):
         assert said in out.getvalue()
+
+
+def staged(terminal, steps):
+    """What a stage of ten says whose steps are done at these moments."""
+    out, moments = io.StringIO(), iter(steps)
+    stages = Stages(Console(file=out, force_terminal=terminal), lambda: next(moments))
+    for done in range(len(steps)):
+        stages("playing", done, len(steps) - 1)
+    return out.getvalue()
+
+
+def test_on_a_terminal_a_stage_is_one_line_that_is_written_over_each_second():
+    said = staged(True, [0.0, 0.5, 1.0, 1.9, 2.0])
+    assert said.split("\r\x1b[K") == [
+        "",
+        *(f"playing: {n} of 4" for n in (0, 2)),
+        "playing: 4 of 4\n",
+    ]
+
+
+def test_elsewhere_a_stage_says_a_line_every_five_seconds_and_at_both_ends():
+    said = staged(False, [0.0, 4.0, 5.0, 6.0, 7.0])
+    assert said.splitlines() == [f"playing: {n} of 4" for n in (0, 2, 4)]

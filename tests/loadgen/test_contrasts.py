@@ -110,10 +110,49 @@ def test_responses_of_another_length_are_named_and_no_gain():
         analysis({"C1": Behaviour(tokens=120, stall_s={"short": 0.1, "long": 0.2})}), "C1"
     )
     assert row["output_differs"] == [
-        "short responses are -6.2% as long as the baseline's",
-        "long responses are -6.2% as long as the baseline's",
+        f"{name} responses at {mix} near are 6.2% shorter than the baseline's"
+        for name in ("short", "long")
+        for mix in ("80-20", "50-50")
     ]
     assert row["superior"] == []
+
+
+def test_longer_responses_in_one_stratum_do_not_hide_shorter_ones_in_another():
+    quick = {"stall_s": {"short": 0.1, "long": 0.2}}
+    behaviours = {
+        ("C1", "80-20"): Behaviour(tokens=134, **quick),
+        ("C1", "50-50"): Behaviour(tokens=122, **quick),
+        "C2": Behaviour(tokens=130, **quick),
+    }
+    found = analysis(behaviours)
+    row = comparison(found, "C1")
+    assert (
+        "short responses at 80-20 near are 4.7% longer than the baseline's"
+        in (row["output_differs"])
+    )
+    assert (
+        "short responses at 50-50 near are 4.7% shorter than the baseline's"
+        in (row["output_differs"])
+    )
+    assert row["superior"] == []
+    within = comparison(found, "C2")  # 1.6 % longer everywhere
+    assert within["output_differs"] == []
+    assert within["superior"] == ["short_stall_p95"]
+
+
+def test_where_lengths_vary_responses_of_like_length_are_compared():
+    both = {u: Behaviour(lengths=(100, 200), variation=0.0) for u in ("B0", "C2", "C3")}
+    slow = Behaviour(lengths=(100, 200), variation=0.0, ttft_s={"short": 0.8, "long": 0.6})
+    found = comparison(analysis({**both, "C1": slow}), "C1")["by_output"]
+    assert [(r["size_class"], r["tokens_at_most"]) for r in found] == [
+        ("short", 128),
+        ("short", 256),
+        ("long", 128),
+        ("long", 256),
+    ]
+    assert found[0]["ttft_p95"] == pytest.approx(2.0)
+    assert found[2]["ttft_p95"] == pytest.approx(1.0)
+    assert "by_output" not in comparison(analysis(), "C1")
 
 
 def test_a_gain_that_is_seen_and_not_proved_says_how_many_rounds_would_prove_it():

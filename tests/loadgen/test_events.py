@@ -141,3 +141,13 @@ def test_no_head_is_an_error_with_the_transport_fault():
     found = judge(None, {}, b"", "connect_failed_111", None, 3)
     assert found == Verdict(Outcome.ERROR, "connect_failed_111")
     assert judge(None, {}, b"", None, None, 3).code == "no_response"
+
+
+@pytest.mark.parametrize(
+    ("details", "told"),
+    [(b'{"cached_tokens":48}', 48), (b'{"cached_tokens":0}', 0), (b"null", None), (b"{}", None)],
+)
+def test_cached_prompt_tokens_are_known_only_where_usage_told_them(details, told):
+    body = b'data: {"choices":[],"usage":{"prompt_tokens":64,"prompt_tokens_details":%b}}\n\n'
+    body = body.replace(b"%b", details)
+    assert read_events(body, [(1, len(body))]).cached_tokens == told

@@ -3,26 +3,12 @@ from dataclasses import asdict, replace
 import orjson
 import pytest
 
-from loadgen.job import Job, job_from, payloads, share_of, worker_count
+from loadgen.job import job_from, payloads, share_of, worker_count
 from loadgen.record import BenchError, Prompt
 from loadgen.trace import Arrival
+from tests.loadgen.jobs import job
 
-JOB = Job(
-    run_id="r",
-    url="http://h:1",
-    model="m",
-    keys={"short": "key-1"},
-    trace_path="",
-    trace_sha256="",
-    corpus_path="",
-    corpus_sha256="",
-    config_sha256="k",
-    out_path="",
-    ramp_s=1.0,
-    window_s=8.0,
-    drain_s=3.0,
-    timeout_s=5.0,
-)
+JOB = job(url="http://h:1", ramp_s=1.0, window_s=8.0, drain_s=3.0)
 PROMPTS = {"p": Prompt("short", 16, 4, "text", "p")}
 
 

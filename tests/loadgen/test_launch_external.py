@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from loadgen.launch_external import External
@@ -31,6 +33,12 @@ async def test_it_can_be_one_cell_only():
     own = External({"url": "http://127.0.0.1:1"})
     with pytest.raises(BenchError, match="one cell can run, the plan has B0, C1"):
         await own.prepare([need(), need("C1", max_num_seqs=8)])
+
+
+async def test_arms_need_a_gateway_of_their_own_each():
+    arms = [need(), replace(need(), admission="enforce")]
+    with pytest.raises(BenchError, match="what runs has one admission, the plan has enforce, off"):
+        await External({"url": "http://127.0.0.1:1"}).prepare(arms)
 
 
 async def test_the_same_arguments_twice_are_one_cell():

@@ -1,6 +1,9 @@
+import tomllib
+
 import pytest
 
 from loadgen.asking import healthy
+from loadgen.confirm import confirm
 from loadgen.launch_simulated import Simulated, engine_words
 from loadgen.launchers import launcher_of
 from loadgen.launching import Need, need_of, start_name
@@ -18,7 +21,7 @@ def test_arguments_of_real_hardware_change_nothing_in_a_simulated_engine():
 
 
 @pytest.mark.parametrize(
-    "args", [{"enable_prefix_caching": True}, {"max_num_seqs": 0}, {"max_num_seqs": "many"}]
+    "args", [{"enable_chunked_prefill": False}, {"max_num_seqs": 0}, {"max_num_seqs": "many"}]
 )
 async def test_a_value_that_it_cannot_take_is_refused_with_the_cells_name(args):
     with pytest.raises(BenchError, match="cell C3: the simulated engine cannot be started so"):
@@ -81,13 +84,42 @@ def test_an_arm_or_a_topology_changes_what_stands():
     assert start_name(alone) == "x"
 
 
-def test_a_split_that_cannot_be_started_is_refused_instead_of_measuring_another():
+@pytest.mark.parametrize("shorts", [1, 2, 3])
+def test_a_split_is_started_as_it_was_planned(shorts):
     pools = [
-        {"name": "short", "classes": ["short"], "engines": 1},
-        {"name": "long", "classes": ["long"], "engines": 3},
+        {"name": "short", "classes": ["short"], "engines": shorts},
+        {"name": "long", "classes": ["long"], "engines": 4 - shorts},
     ]
     run = {"run_id": "x", "cell_id": "B0", "repeat": 1, "topology": "isolated", "engines": 4}
-    with pytest.raises(BenchError, match="x: 3 engines for class long"):
+    need = need_of(PLAN, {**run, "pools": pools}, 1.0)
+    assert (need.engines, need.split_words()) == (4, ["--short-engines", str(shorts)])
+    assert need_of(PLAN, {**run, "topology": "shared", "pools": pools}, 1.0).split_words() == []
+
+
+def test_a_split_that_cannot_be_started_is_refused_instead_of_measuring_another():
+    pools = [{"name": n, "classes": [n], "engines": 1} for n in ("short", "mid", "long")]
+    run = {"run_id": "x", "cell_id": "B0", "repeat": 1, "topology": "isolated", "engines": 3}
+    with pytest.raises(BenchError, match="x: 3 pools, but only two can be started"):
         need_of(PLAN, {**run, "pools": pools}, 1.0)
-    pools[1]["engines"], pools[0]["engines"] = 1, 3
-    assert need_of(PLAN, {**run, "pools": pools}, 1.0).engines == 4
+
+
+@pytest.mark.parametrize(
+    ("own", "policy"), [({}, "fcfs"), ({"scheduling_policy": "priority"}, "priority")]
+)
+def test_no_arm_leaves_the_engines_policy_to_a_default(own, policy):
+    run = {"run_id": "x", "cell_id": "B0", "repeat": 1, "arm": "enforce", "engine_args": own}
+    need = need_of(PLAN, run, 1.0)
+    assert need.args["scheduling_policy"] == policy
+    assert "scheduling_policy" in need.critical
+    told = {"scheduler_config": {"policy": "lifo", "max_num_seqs": 64}}
+    assert confirm(need.args, need.critical, told, "").differences == (
+        f"scheduling_policy is lifo at the engine, {policy} in the plan",
+    )
+    assert confirm(need.args, need.critical, None, "").source == "unverified"
+
+
+async def test_a_split_of_unequal_halves_stands(tmp_path):
+    need = Need("01", "B0", {}, (), topology="isolated", engines=3, short_engines=1)
+    async with Simulated({}).standing(need, tmp_path / "s") as standing:
+        pools = tomllib.loads(standing.endpoint.config.read_text())["pool"]
+    assert [len(pool["engines"]) for pool in pools.values()] == [1, 2]

@@ -34,6 +34,14 @@ def test_a_heading_over_words_stands_on_the_left_as_they_do():
     assert "<th>a</th>" in table(["a", "b"], [["1", "2"]])
 
 
+def test_rows_that_stand_as_blocks_on_a_phone_bear_their_headings():
+    assert '<td data-head="a">1</td>' in table(["a"], [["1"]], stacked=True)
+    words = table(["a", "b"], [["1", Cell("x", "words")]])
+    assert 'class="stacked"' in words
+    assert '<td class="words" data-head="b">x</td>' in words
+    assert "data-head" not in table(["a"], [["1"]])
+
+
 def test_every_choice_leads_to_the_figure_of_its_name_and_starts_where_it_is_told():
     axes = [("show", ["p", "q"]), ("at", ["r", "s"])]
     chooser = Chooser("c", {"p|r": FIGURE, "q|s": FIGURE}, axes, start=["q", "s"])
@@ -64,3 +72,10 @@ def test_no_heading_takes_a_name_that_the_script_looks_for():
 def test_nothing_is_fetched():
     html = page(Section("s", table(["a"], [["1"]]), [Chooser("c", {"": FIGURE})]))
     assert not re.search(r"<(script|img|iframe|source)[^>]+src=|<link|@import|url\(|https?:", html)
+
+
+def test_a_second_column_of_figures_stands_on_the_right_and_one_of_words_on_the_left():
+    figures = table(["a", "b"], [["x", "18"], ["y", "4.2 s → 3 s"], ["z", "–"]])
+    assert '<td class="figure">18</td>' in figures
+    assert '<th class="figure">b</th>' in figures
+    assert "<td>50-50 low</td>" in table(["a", "b"], [["x", "50-50 low"], ["y", "18"]])

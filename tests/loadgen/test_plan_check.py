@@ -44,6 +44,18 @@ def test_the_rule_s_rates_are_shares_of_the_made_up_sweeps(tmp_path):
     assert "4 made-up sweeps" in shown(told)
 
 
+def test_it_says_how_far_it_is_stage_by_stage(tmp_path):
+    plan, told = plan_of(tmp_path), []
+    check_plan(plan, COST, 3, watch=lambda *step: told.append(step))
+    stages = list(dict.fromkeys(stage for stage, _, _ in told))
+    assert [stage.split()[0] for stage in stages] == ["playing", "playing", "deciding", "deciding"]
+    for stage in stages:
+        done = [(d, total) for s, d, total in told if s == stage]
+        assert [d for d, _ in done[-3:]] == [done[-1][1] - 2, done[-1][1] - 1, done[-1][1]]
+        assert len({total for _, total in done}) == 1
+    assert told[0] == (stages[0], 0, len(plan["runs"]))
+
+
 def test_a_burst_says_how_long_each_class_needs_to_recover(tmp_path):
     burst = '[arrivals]\nkind = "burst"\nfactor = 20.0\nfor_s = 0.5\n'
     plan = plan_of(tmp_path, **{"[rates.80-20]": f"{burst}[rates.80-20]"})

@@ -13,8 +13,11 @@ import pytest
 from loadgen.files import write_bytes
 from loadgen.record import Outcome, canonical, decode_requests, digest
 from loadgen.trace import Arrival, encode_trace
-from tests.loadgen.test_worker import JOB, SHA, TEXT, arrivals
+from tests.loadgen.jobs import job
+from tests.loadgen.test_worker import SHA, TEXT, arrivals
 from tests.loadgen.truth import truth_server
+
+JOB = job()
 
 ROW = {"class": "short", "prompt_tokens": 16, "output_tokens": 4, "sha256": SHA, "text": TEXT}
 

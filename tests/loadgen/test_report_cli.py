@@ -57,11 +57,39 @@ def test_a_run_that_is_not_there_is_named(sweep_once, capsys):
     assert "there is no such run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("name", "verb"), [("analysis", "analyse"), ("decision", "decide")])
+@pytest.mark.parametrize("asked", ["report", "gate", "compare"])
+def test_what_is_not_made_yet_is_named_with_the_verb_that_makes_it(
+    swept, capsys, name, verb, asked
+):
+    (swept / f"{name}.json").unlink()
+    assert bench(asked, *([swept] * (2 if asked == "compare" else 1)))[0] == 2
+    said = f"{swept}: has no {name}.json yet; run: sluicegate bench {verb} {swept}"
+    assert said in " ".join(capsys.readouterr().err.split("\n"))
+
+
+def test_a_decision_before_the_analysis_says_what_to_run(swept, capsys):
+    (swept / "analysis.json").unlink()
+    assert bench("decide", swept)[0] == 2
+    assert f"run: sluicegate bench analyse {swept}" in capsys.readouterr().err
+
+
 def test_a_comparison_with_itself_is_the_same(sweep_once, swept):
     code, printed = bench("compare", sweep_once, swept)
     assert code == 0
     assert "same contracts" in printed
     assert "0 of 54 comparisons differ" in printed
+
+
+def test_results_of_which_nothing_can_be_tested_are_not_called_the_same(sweep_once, swept):
+    found = read_json(swept / "analysis.json")
+    found["strata"] = [{**row, "rounds": [1], "attainments": [1.0], "goodput_by_round": [1.0],
+                        "per_run_p95": {n: v[:1] for n, v in row["per_run_p95"].items()}}
+                       for row in found["strata"]]  # fmt: skip
+    write_json(swept / "analysis.json", found)
+    code, printed = bench("compare", swept, swept)
+    assert "nothing could be tested" in printed
+    assert code == 2
 
 
 def test_results_that_differ_exit_with_one(sweep_once, swept):

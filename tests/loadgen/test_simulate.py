@@ -1,4 +1,7 @@
+from dataclasses import replace
 from itertools import pairwise
+
+import pytest
 
 from loadgen.engine.cost import StepCost
 from loadgen.engine.scheduler import SchedulerConfig
@@ -60,8 +63,8 @@ class Late(PassThrough):
     def next_wakeup(self, now):
         return min(self.due.values(), default=None)
 
-    def finished(self, seq, now, output_tokens):
-        self.out.remove(seq)
+    def cancel(self, seq, now):
+        self.out.discard(seq)  # it forgets nobody who waits: a dispatch may come late
         return []
 
 
@@ -79,3 +82,55 @@ def test_engines_are_looked_at_every_second_until_the_last_request_is_over():
     simulate(arrivals(0.0, 2.5), PassThrough(1), [ONE_SEAT], COST, watch=watch)
     assert [at for at, _ in seen] == [0.0, 1.0, 2.0, 3.0]
     assert {running for _, running in seen} == {0}
+
+
+class Told(PassThrough):
+    """Passes on, and keeps whose callers left."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.cancelled = []
+
+    def cancel(self, seq, now):
+        self.cancelled.append((seq, now))
+        return super().cancel(seq, now)
+
+
+def test_a_caller_that_cancels_leaves_its_seat_to_the_next_and_did_not_time_out():
+    first, second = arrivals(0.0, 0.06)
+    gate = Told()
+    left, served = simulate([replace(first, patience_s=0.1), second], gate, [ONE_SEAT], COST)
+    assert (left.cancelled, left.timed_out, left.done) == (True, False, False)
+    assert served.done
+    assert gate.cancelled == [(0, 0.1)]
+
+
+def test_a_caller_leaves_once_however_many_limits_it_has():
+    gate = Told()
+    (one,) = [replace(a, patience_s=0.1) for a in arrivals(0.0)]
+    (told,) = simulate([one], gate, [ONE_SEAT], COST, watch=Watch(timeout_s=0.12))
+    assert told.cancelled
+    assert len(gate.cancelled) == 1
+
+
+def test_a_prompt_is_read_only_after_those_that_came_before_it():
+    wide = SchedulerConfig(max_num_batched_tokens=2048, max_num_seqs=8)
+    both = [SimArrival(0, 0.0, "long", 2000, 5), SimArrival(1, 0.0, "short", 10, 5)]
+    slow = Delays(read_token_s=1e-3)
+    _, behind = simulate(both, PassThrough(1), [wide], COST, slow)
+    (alone,) = simulate(both[1:], PassThrough(1), [wide], COST, slow)
+    assert behind.ttft_s - alone.ttft_s >= 2000 * 1e-3
+
+
+def test_events_of_one_step_leave_one_after_another():
+    wide = SchedulerConfig(max_num_batched_tokens=2048, max_num_seqs=8)
+    first, second = simulate(
+        arrivals(0.0, 0.0), PassThrough(1), [wide], COST, Delays(per_event_s=1e-3)
+    )
+    # The second joins the step after the first's prefill, and from then on comes behind it.
+    together = zip(first.events_s[1:], second.events_s, strict=False)
+    assert [b - a for a, b in together] == pytest.approx([1e-3] * 49)
+
+
+def test_at_a_time_scale_the_servers_own_work_takes_longer_in_recorded_seconds():
+    assert Delays(0.1, 0.2, 0.3, 0.4, 0.5).at_scale(2.0) == Delays(0.2, 0.4, 0.6, 0.8, 1.0)

@@ -78,6 +78,23 @@ async def test_a_client_fault_is_run_again_on_the_same_server_and_kept(
     assert read_json(folder / "runs" / run_id / "config.json")["attempt"] == 2
 
 
+async def test_where_prefixes_are_reused_a_run_is_repeated_on_a_fresh_server(
+    planned, tmp_path, monkeypatch
+):
+    folder, plan = shortened(planned, tmp_path / "s", kind="prefix_reuse")
+    plan["runs"] = plan["runs"][:1]
+    spoil(monkeypatch, ["lag"], ["lag"], ["lag"])
+    launcher = StandInLauncher()
+    await conduct(folder, plan, launcher)
+    run_id = plan["runs"][0]["run_id"]
+    assert len(launcher.starts) == 3, "or the attempt before would have filled the cache"
+    names = {p.name for p in (folder / "runs").iterdir()}
+    assert names == {run_id, f"{run_id}.invalid-1", f"{run_id}.invalid-2"}
+    config = read_json(folder / "runs" / run_id / "config.json")
+    assert (config["attempt"], config["start"][-1]) == (3, "3")
+    assert "engine_restarted" not in config
+
+
 async def test_after_two_reruns_the_third_attempt_stays_as_the_run(planned, tmp_path, monkeypatch):
     folder, plan = shortened(planned, tmp_path / "s")
     plan["runs"] = plan["runs"][:1]

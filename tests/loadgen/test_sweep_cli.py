@@ -93,3 +93,11 @@ def test_the_demo_s_plan_does_not_overwrite_another_corpus(tmp_path, capsys):
     (tmp_path / "corpus.jsonl").write_text("{}\n")
     assert bench("plan", "--demo", "--out", tmp_path)[0] == 2
     assert "choose an empty folder" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_kind_is_said_to_have_no_forecast_and_what_has_one(capsys):
+    code, _ = bench("plan", "--check", DEFAULT.with_name("prefix_reuse.toml"))
+    assert code != 0
+    said = capsys.readouterr().err
+    assert "prefix_reuse.toml: a prefix_reuse plan has no forecast" in said
+    assert "`bench simulate`" in said

@@ -98,6 +98,7 @@ def test_an_invalid_attempt_is_shown_with_its_reason(sweep_once):
     row = {"run_id": "r1-C1-80-20-near", "attempt": "1", "faults": ["loop lag 99 <ms>"]}
     page = page_of(sweep_once, invalid=[row])
     assert "invalid: r1-C1-80-20-near, attempt 1: loop lag 99 &lt;ms&gt;" in page
+    assert "1 attempt was invalid, kept, listed here and run again at once." in page
 
 
 def test_virtual_time_is_called_an_expectation(sweep_once):

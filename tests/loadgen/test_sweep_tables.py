@@ -11,6 +11,7 @@ from loadgen.sweep_tables import (
     checks,
     guard_rows,
     lag_rows,
+    named_rows,
     preemption_rows,
     stratum_rows,
 )
@@ -63,6 +64,21 @@ def test_the_named_cell_is_marked_and_a_lost_guardrail_is_named(sweep_once):
     assert "max_num_batched_tokens: 8192 → 2048" in named[5]
     assert "long attainment" in other[4]
     assert row_of(rows, "B0")[2] == "the baseline"
+
+
+def test_what_was_not_measured_yet_is_no_lost_guardrail():
+    found = analysis(made=plan(("B0", "C1"), rounds=1))
+    row = row_of(cell_rows(found, {}), "C1")
+    assert row[2:5] == ["not compared yet", "–", "not measured yet"]
+
+
+def test_the_named_cell_stands_beside_the_baseline_in_seconds(sweep_once):
+    found, decision = result(sweep_once)
+    head, rows = named_rows(found, decision["named"])
+    assert head[1:] == ("short p95 TTFT", "short p95 stall", "long p95 TTFT", "long p95 end to end")
+    assert [row[0] for row in rows] == ["80-20 near", "50-50 near"]
+    assert all(" → " in text for row in rows for text in row[1:])
+    assert named_rows(found, "C9")[1][0][1:] == ("–",) * 4
 
 
 def test_points_and_per_cents_are_told_apart(sweep_once):

@@ -115,9 +115,22 @@ def test_simulated_and_measured_records_are_compared_run_by_run(simulated, plann
     simulate_plan(planned, tmp_path / "measured", slower)
     lines = list(compare_lines(simulated, tmp_path / "measured"))
     assert len([line for line in lines if line.startswith("r")]) == 6 + 12
-    assert "TTFT p50 over 18 runs and classes: -" in lines[-2]
+    assert any("TTFT p50 over 18 runs and classes: -" in line for line in lines[-6:])
+    strata = [line for line in lines if "median and extremes" in line]
+    assert any(line.startswith("80-20 near short, ") for line in strata)
     same = list(compare_lines(simulated, simulated))
     assert same[-1].endswith("apart by 0.0% (median), 0.0% (p95), 0.0% (largest)")
+
+
+def test_runs_of_another_time_scale_are_not_compared(simulated, planned, tmp_path):
+    simulate_plan(planned, tmp_path / "fast", COST, time_scale=3.0)
+    with pytest.raises(BenchError, match="simulate with --time-scale 1"):
+        list(compare_lines(tmp_path / "fast", simulated))
+
+
+def test_a_folder_without_runs_of_the_plan_is_named(simulated, tmp_path):
+    with pytest.raises(BenchError, match="empty: holds no run of the plan"):
+        list(compare_lines(tmp_path / "empty", simulated))
 
 
 def test_records_keep_the_planned_arrivals(simulated):

@@ -55,6 +55,23 @@ def test_keys_become_words_and_other_texts_stay():
     ]
 
 
+def test_runs_that_are_missing_are_told_together():
+    lines = [f"incomplete: r{n}-B0-80-20-near is missing" for n in range(5)]
+    assert plain([*lines, "other"], ANALYSIS) == [
+        "5 runs that the verdict needs are missing: r0-B0-80-20-near, r1-B0-80-20-near, "
+        "r2-B0-80-20-near and 2 more",
+        "other",
+    ]
+    assert plain(lines[:2], ANALYSIS) == lines[:2]
+
+
+def test_a_p_far_below_a_thousandth_is_not_told_to_its_last_digit():
+    assert plain(["gain (Holm p 8.9e-30)", "gain (Holm p 0.012)"], ANALYSIS) == [
+        "gain (Holm p\u00a0<\u00a00.001)",
+        "gain (Holm p\u00a0=\u00a00.012)",
+    ]
+
+
 def test_the_glossary_explains_each_word_once():
     words = [word for word, _ in GLOSSARY]
     assert len(set(words)) == len(words)

@@ -4,33 +4,18 @@ import time
 
 import pytest
 
-from loadgen.job import Job, payloads
+from loadgen.job import payloads
 from loadgen.record import Outcome, Prompt, digest
 from loadgen.records import Axis, records
 from loadgen.stream import Pool
 from loadgen.trace import Arrival
 from loadgen.worker import Replay, spare_connections
+from tests.loadgen.jobs import PLAIN, job
 from tests.loadgen.truth import truth_server
 
 TEXT = "a prompt that must never be in a record"
 SHA = digest(TEXT.encode())
 PROMPTS = {SHA: Prompt("short", 16, 4, TEXT, SHA)}
-JOB = Job(
-    run_id="r",
-    url="http://127.0.0.1:1",
-    model="m",
-    keys={"short": "key-1"},
-    trace_path="",
-    trace_sha256="",
-    corpus_path="",
-    corpus_sha256="",
-    config_sha256="k",
-    out_path="",
-    ramp_s=0.05,
-    window_s=0.3,
-    drain_s=20.0,
-    timeout_s=5.0,
-)
 
 
 def arrivals(count, gap_us=15_000):
@@ -41,7 +26,7 @@ class Trial:
     """One replay at a server, and what it showed."""
 
     def __init__(self, url, trace, max_open=1 << 30, spare=8, **changes):
-        self.job = Job(**{**as_fields(JOB), "url": url, **changes})
+        self.job = job(**{"url": url, **changes})
         self.trace, self.rows = trace, []
         self.pool = Pool(url, spare, max_open)
         requests = payloads(self.job, trace, PROMPTS)
@@ -60,10 +45,6 @@ class Trial:
 
     def outcomes(self):
         return [r.outcome for r in self.records()]
-
-
-def as_fields(job):
-    return {name: getattr(job, name) for name in Job.__dataclass_fields__}
 
 
 @contextlib.asynccontextmanager
@@ -126,7 +107,7 @@ async def test_a_timeout_stays_one_when_its_connection_never_opened():
     async def never():
         await asyncio.Event().wait()
 
-    async with trial_at(JOB.url, arrivals(2), timeout_s=0.1, drain_s=0.3, spare=0) as trial:
+    async with trial_at(PLAIN.url, arrivals(2), timeout_s=0.1, drain_s=0.3, spare=0) as trial:
         trial.pool._open = never
         await trial.run()
         assert trial.outcomes() == [Outcome.TIMEOUT] * 2
@@ -151,7 +132,7 @@ async def test_an_interrupt_cancels_what_flies_and_never_sends_the_rest():
 
 
 async def test_a_server_that_refuses_connections_gives_errors_and_no_crash():
-    async with trial_at(JOB.url, arrivals(3), spare=0) as trial:
+    async with trial_at(PLAIN.url, arrivals(3), spare=0) as trial:
         await trial.run()
     made = trial.records()
     assert {r.outcome for r in made} == {Outcome.ERROR}
@@ -251,7 +232,7 @@ async def test_a_row_is_told_for_every_second_of_recorded_time():
 
 
 async def test_a_burst_of_work_in_the_last_slice_is_no_full_second(monkeypatch):
-    trial = Trial(JOB.url, arrivals(1))
+    trial = Trial(PLAIN.url, arrivals(1))
     monkeypatch.setattr("loadgen.worker.time.process_time_ns", lambda: 50_000_000)
     trial.replay._second.wall_ns = 1_000_000_000
     assert trial.replay._row(1_050_000_000)["cpu_share"] < 0.06
@@ -294,8 +275,8 @@ async def test_a_server_that_takes_no_more_connections_is_asked_again_after_a_pa
 
 
 def test_so_many_connections_are_held_as_arrive_while_new_ones_are_opened():
-    assert spare_connections(JOB, ()) == 4
-    assert spare_connections(JOB, arrivals(10, gap_us=125_000)) == 8
-    fast = Job(**{**as_fields(JOB), "time_scale": 2.0})
+    assert spare_connections(PLAIN, ()) == 4
+    assert spare_connections(PLAIN, arrivals(10, gap_us=125_000)) == 8
+    fast = job(time_scale=2.0)
     assert spare_connections(fast, arrivals(10, gap_us=125_000)) == 12
-    assert spare_connections(JOB, arrivals(9000, gap_us=10)) == 256
+    assert spare_connections(PLAIN, arrivals(9000, gap_us=10)) == 256

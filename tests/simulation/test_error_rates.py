@@ -4,7 +4,7 @@ the bigger form of this."""
 import pytest
 
 from loadgen.stats import at_least, at_most
-from tests.simulation.error_rates import PLANTED, World, rates
+from tests.simulation.error_rates import PLANTED, World, rates, variation
 
 
 def retuned(found):
@@ -33,6 +33,12 @@ def test_identical_cells_are_neither_retuned_nor_isolated_beyond_the_stated_rate
     # So many would be unlikely (1 in 1000) if the true rates were 5 % and 1 %.
     assert at_least(false_retune, total, 0.05) > 1e-3
     assert at_least(false_isolate, total, 0.01) > 1e-3
+
+
+def test_the_worlds_vary_from_run_to_run_as_the_stated_power_supposes():
+    found = variation(World(planted=PLANTED), sweeps=4)
+    assert 0.045 < found["short_stall_p95"] < 0.065
+    assert variation(World(run_sd=0.10), sweeps=4)["short_stall_p95"] > 0.09
 
 
 @pytest.mark.slow

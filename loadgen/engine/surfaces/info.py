@@ -90,7 +90,7 @@ class InfoSurface:
             "cache_config": {
                 "block_size": scheduler.pop("block_size"),
                 "num_gpu_blocks": scheduler.pop("num_gpu_blocks"),
-                "enable_prefix_caching": False,
+                "enable_prefix_caching": scheduler["enable_prefix_caching"],
             },
             "scheduler_config": {
                 "max_num_batched_tokens": scheduler["max_num_batched_tokens"],

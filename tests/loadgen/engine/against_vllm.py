@@ -2,8 +2,9 @@
 
 Not collected by the normal run: it needs an environment with vLLM 0.32 (the CPU build does).
 ``python -m tests.loadgen.engine.against_vllm 300`` runs 300 random worlds, each with its own
-limits, arrivals, priorities and aborts. Equal must be: the requests of a step with their token
-counts and order, the preempted, running and waiting counts, and the free blocks.
+limits, arrivals, priorities and aborts; half of them cache prefixes, and their prompts share some.
+Equal must be: the requests of a step with their token counts and order, the preempted, running and
+waiting counts, the free blocks, and what was asked of the prefix cache and found there.
 """
 
 import json
@@ -17,12 +18,15 @@ from typing import Any
 import torch
 import vllm.config as settings
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
 from vllm.v1 import kv_cache_interface as kv
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler as RealScheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from loadgen.engine.prefix_cache import block_keys
 from loadgen.engine.scheduler import Scheduler, SchedulerConfig
 
 # mypy: disable-error-code="import-not-found"
@@ -55,6 +59,10 @@ class World:
     arrived: int = 0
     preemptions: int = 0
     now: int = 0
+    said: dict[int, list[int]] = field(default_factory=dict)
+    told: dict[int, list[int]] = field(default_factory=dict)
+    queries: int = 0
+    hits: int = 0
 
     def run(self) -> int:
         """Run until all requests are done; returns the number of steps compared."""
@@ -72,20 +80,49 @@ class World:
 
     def arrive(self) -> None:
         """Give both schedulers the same new request."""
-        prompt, output = self.rng.randint(1, 63), self.rng.randint(1, 63)
+        ids, output = self.prompt(), self.rng.randint(1, 63)
         priority, arrived_s = self.rng.randint(-1, 2), float(self.now)
         request = Request(
             request_id=name(self.arrived),
-            prompt_token_ids=[5] * prompt,
+            prompt_token_ids=ids,
             sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
             pooling_params=None,
             arrival_time=arrived_s,
             priority=priority,
+            block_hasher=self.hasher(),
         )
         self.real.add_request(request)
-        self.simulated.add(self.arrived, prompt, output, priority, arrived_s)
+        # Every token that vLLM will be given is known here, as a server knows what it will say.
+        answer = [answer_token(ids, self.arrived, n) for n in range(output)]
+        keys = block_keys([*ids, *answer], self.simulated.config.block_size)
+        self.simulated.add(self.arrived, len(ids), output, priority, arrived_s, keys)
+        self.said[self.arrived] = answer
+        self.told[self.arrived] = [*ids, *answer]
         self.alive.add(self.arrived)
         self.arrived += 1
+
+    def prompt(self) -> list[int]:
+        """Return 1 to 63 tokens; most begin as others do, some go on as an answer went.
+
+        A prompt that repeats whole blocks to its end is known but for its last token.
+        """
+        if not self.simulated.config.enable_prefix_caching:
+            return [5] * self.rng.randint(1, 63)
+        if self.told and self.rng.random() < 0.15:
+            whole = self.told[self.rng.choice(sorted(self.told))][:48]
+            return whole[: max(1, len(whole) // 16 * 16)]
+        head = [self.rng.randint(1, 3)] * self.rng.choice([0, 16, 20, 32, 40, 48])
+        tail = [self.rng.randint(1, 3) for _ in range(self.rng.randint(1, 15))]
+        if self.said and self.rng.random() < 0.3:
+            head = self.told[self.rng.choice(sorted(self.told))]
+        return [*head, *tail][:63]
+
+    def hasher(self) -> Any:
+        """Return how vLLM hashes blocks; None where it caches nothing."""
+        config = self.simulated.config
+        if not config.enable_prefix_caching:
+            return None
+        return get_request_block_hasher(config.block_size, sha256)
 
     def abort(self, seq_id: int) -> None:
         """Drop a request from both."""
@@ -101,6 +138,13 @@ class World:
         lost = sorted(int(key) for key in planned.preempted_req_ids or ())
         self.same("preempted", lost, sorted(set(step.preempted)))
         self.preemptions += len(lost)
+        stats = self.real.kv_cache_manager.make_prefix_cache_stats()
+        self.queries, self.hits = self.queries + stats.queries, self.hits + stats.hits
+        asked = self.simulated.prefix_queries_total, self.simulated.prefix_hits_total
+        self.same("prefix cache", (self.queries, self.hits), asked)
+        for seq_id, known in step.hits:
+            told = self.real.requests[name(seq_id)].prefill_stats.num_cached_tokens
+            self.same("cached tokens", told, known)
         self.answer(planned, [name(seq_id) for seq_id, _ in step.scheduled])
         self.alive -= {each.seq_id for each in self.simulated.complete(step) if each.finished}
         self.same("alive", {int(key) for key in self.real.requests}, self.alive)
@@ -116,13 +160,18 @@ class World:
             req_ids=ids,
             req_id_to_index={key: index for index, key in enumerate(ids)},
             sampled_token_ids=[
-                [7] if r.num_computed_tokens >= r.num_tokens else [] for r in requests
+                [self.next_token(r)] if r.num_computed_tokens >= r.num_tokens else []
+                for r in requests
             ],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
         )
         self.real.update_from_output(planned, output)
+
+    def next_token(self, request: Any) -> int:
+        """Return what a request says next."""
+        return self.said[int(request.request_id)][request.num_output_tokens]
 
     def same(self, what: str, real: object, simulated: object) -> None:
         """Stop at the first difference."""
@@ -138,7 +187,12 @@ def name(seq_id: int) -> str:
     return f"{seq_id:06d}"
 
 
-def random_config(rng: random.Random) -> SchedulerConfig:
+def answer_token(ids: list[int], seq_id: int, number: int) -> int:
+    """Return a token of an answer; prompts of even length have the answers of their like."""
+    return 4 + number % 3 if len(ids) % 2 == 0 else 100 + seq_id
+
+
+def random_config(rng: random.Random, *, caching: bool) -> SchedulerConfig:
     """Limits that let every mechanism occur."""
     seats = rng.randint(1, 12)
     return SchedulerConfig(
@@ -151,13 +205,15 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         max_model_len=MAX_MODEL_LEN,
         reserve_full_isl=rng.random() < 0.7,
         watermark=rng.choice([0.0, 0.0, 0.1, 0.3]),
+        enable_prefix_caching=caching,
     )
 
 
 def real_scheduler(config: SchedulerConfig, model: Path) -> Any:
-    """vLLM's scheduler with the same limits and no prefix cache."""
-
-    cache = settings.CacheConfig(block_size=config.block_size, enable_prefix_caching=False)
+    """vLLM's scheduler with the same limits."""
+    cache = settings.CacheConfig(
+        block_size=config.block_size, enable_prefix_caching=config.enable_prefix_caching
+    )
     whole = settings.VllmConfig(
         model_config=settings.ModelConfig(
             model=str(model), skip_tokenizer_init=True, max_model_len=config.max_model_len
@@ -190,21 +246,25 @@ def real_scheduler(config: SchedulerConfig, model: Path) -> Any:
         kv_cache_config=blocks,
         block_size=config.block_size,
         structured_output_manager=StructuredOutputManager(whole),
+        log_stats=True,
     )
 
 
 def main(worlds: int) -> int:
     """Compare that many worlds; raises AssertionError at the first difference."""
-    steps = preemptions = 0
+    steps = preemptions = hits = 0
+    init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         for seed in range(worlds):
             rng = random.Random(seed)
-            config = random_config(rng)
+            config = random_config(rng, caching=seed % 2 == 1)
             world = World(seed, real_scheduler(config, Path(folder)), Scheduler(config), rng)
             steps += world.run()
             preemptions += world.preemptions
-    sys.stdout.write(f"{worlds} worlds, {steps} steps, {preemptions} preemptions: all equal\n")
+            hits += world.hits
+    told = f"{worlds} worlds, {steps} steps, {preemptions} preemptions, {hits} cached tokens"
+    sys.stdout.write(f"{told}: all equal\n")
     return 0
 
 

@@ -45,7 +45,6 @@ def test_the_model_names_itself_unless_a_served_name_is_given() -> None:
         "--port 70000",
         "--time-scale 0",
         "--shutdown-timeout -1",
-        "--enable-prefix-caching",
         "--no-enable-chunked-prefill",
         "--max-num-queued-reqs 0",
         "--max-num-queued-tokens 0",

@@ -546,3 +546,40 @@ def test_busy_event_answers_200_and_an_error_of_code_503_first(start: Start) -> 
         assert list(events) == ["[DONE]"]
     with stream(engine, {"prompt": "x", **EXACT}) as events:
         assert len(list(events)) == 6
+
+
+def test_prompts_that_begin_alike_are_cached_where_asked_and_usage_and_counters_say_so(
+    start: Start,
+) -> None:
+    flags = ("--enable-prefix-caching", "--enable-prompt-tokens-details", "--time-scale", "20")
+    engine = start(*flags)
+    head = "The same words come first in every one of these prompts. " * 12
+
+    def usage(end: str, **more: Any) -> Any:
+        messages = [{"role": "user", "content": head + end}]
+        response = post(engine, CHAT, {"messages": messages, **EXACT, **more})
+        if not more:
+            return response.json()["usage"]
+        return next(e["usage"] for e in events_of(response) if e != "[DONE]" and e.get("usage"))
+
+    first = usage("one")
+    cached = usage("two", stream=True, stream_options={"include_usage": True})
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    found = cached["prompt_tokens_details"]["cached_tokens"]
+    assert found % 16 == 0
+    assert cached["prompt_tokens"] - 32 < found < cached["prompt_tokens"]
+    asked = first["prompt_tokens"] + cached["prompt_tokens"]
+    assert metric(engine, "vllm:prefix_cache_queries_total") == asked
+    assert metric(engine, "vllm:prefix_cache_hits_total") == found
+    assert metric(engine, "vllm:prompt_tokens_cached_total") == found
+    page = httpx.get(f"{engine.url}/metrics", timeout=WAIT_S).text
+    assert 'enable_prefix_caching="True"' in page
+
+
+def test_a_prompt_that_repeats_an_answer_finds_that_cached_too(start: Start) -> None:
+    engine = start("--enable-prefix-caching", "--enable-prompt-tokens-details")
+    ids = list(range(1000, 1040))
+    body = {"prompt": ids, "return_token_ids": True, **EXACT, "max_tokens": 24, "min_tokens": 24}
+    said = post(engine, PLAIN, body).json()["choices"][0]["token_ids"]
+    again = post(engine, PLAIN, {"prompt": [*ids, *said, 7], **EXACT}).json()["usage"]
+    assert again["prompt_tokens_details"]["cached_tokens"] == 48, "the last token has no KV yet"
