@@ -1,30 +1,37 @@
 """Answers operators: health and metrics for machines, state and changes for people.
 
-Its own listener. ``/health/*`` and ``/metrics`` need no token, ``/admin/*`` needs a named one,
-compared in constant time: a viewer's to look, an operator's to change. Liveness stays 200 while
-the process can answer; readiness is 503 while it drains or while no engine is healthy. Errors are
-``{"error": REASON}``. A change made here is never repeated by a browser on somebody's behalf: the
-token travels in a header that browsers don't send by themselves.
+Its own listener. ``/health/*`` and ``/metrics`` need no token, ``/admin/*`` needs a named one
+(``access``): a viewer's to look, an operator's to change. Liveness stays 200 while the process can
+answer; readiness is 503 while it drains or while no engine is healthy. Errors are
+``{"error": REASON}``. ``/console`` is the page for people.
 """
 
 import asyncio
-import hmac
-from hashlib import sha256
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.access import Access
+from gateway.admin_routes import route_endpoints
 from gateway.config import ConfigError
+from gateway.console import SafeHeaders, console_routes
 from gateway.control import Change, Control, StaleError
 from gateway.limits import LimitError
-from gateway.schema import AdminToken
+from gateway.manifest_desk import Desk
+from gateway.manifest_pages import manifest_routes
+from gateway.panel import Panel
+from gateway.rehearse import Rehearsals
+from gateway.rehearse_pages import rehearsal_routes
 from gateway.status import readiness, status, usage
+from gateway.steering import Steering
 
 __all__ = ["build_admin"]
 
@@ -43,12 +50,24 @@ class LimitsBody(BaseModel):
     check: bool = False
 
 
-def build_admin(control: Control) -> Starlette:
-    """The operators' application.
+def build_admin(
+    control: Control,
+    steering: Steering | None = None,
+    *,
+    panel: Panel | None = None,
+    rehearsals: Rehearsals | None = None,
+) -> Starlette:
+    """The operators' application; ``panel`` is what its console shows, ``steering`` moves traffic.
+
+    Without ``rehearsals`` there are none.
 
     All endpoints run on the loop: in a thread they would see the core while it changes.
     """
-    pages = _Pages(control)
+    gateway = control.gateway
+    access = Access(lambda: gateway.setup.settings.document.admin.tokens, gateway.parts.clock)
+    pages = _Pages(control, access)
+    steering = steering or Steering(control)
+    panel = panel or Panel(control, steering.view)
     application = Starlette(
         routes=[
             Route("/health/live", pages.live),
@@ -58,7 +77,12 @@ def build_admin(control: Control) -> Starlette:
             Route("/admin/usage", pages.usage),
             Route("/admin/limits", pages.limits, methods=["GET", "POST"]),
             Route("/admin/reload", pages.reload, methods=["POST"]),
+            *route_endpoints(access, steering, _body),
+            *manifest_routes(access, Desk(gateway, control.trail), _body),
+            *(rehearsal_routes(access, rehearsals, _body) if rehearsals is not None else ()),
+            *console_routes(access, panel, gateway.parts.journal, _body),
         ],
+        middleware=[Middleware(SafeHeaders)],
         exception_handlers={HTTPException: _refused, StaleError: _stale},
     )
     application.router.redirect_slashes = False
@@ -68,8 +92,9 @@ def build_admin(control: Control) -> Starlette:
 class _Pages:
     """The endpoints. Those of ``/admin`` ask for a token first."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, access: Access) -> None:
         self._control = control
+        self._access = access
         self._gateway = control.gateway
 
     async def live(self, _: Request) -> Response:
@@ -83,58 +108,35 @@ class _Pages:
         return Response(self._gateway.parts.observer.page(), media_type=METRICS_TYPE)
 
     async def status(self, request: Request) -> Response:
-        self._viewer(request)
+        self._access.viewer(request)
         return _json(status(self._gateway))
 
     async def usage(self, request: Request) -> Response:
-        self._viewer(request)
+        self._access.viewer(request)
         return _json(usage(self._gateway))
 
     async def limits(self, request: Request) -> Response:
         if request.method == "POST":
             return await self._change_limits(request)
-        self._viewer(request)
+        self._access.viewer(request)
         return _json(self._control.view())
 
     async def _change_limits(self, request: Request) -> Response:
-        who = self._operator(request)
+        who = self._access.operator(request)
         try:
-            return _json(self._control.change(who, _change(await _body(request))))
+            wanted = _change(await _body(request))
+            now = self._control.change(who, wanted)
         except LimitError as error:
             raise HTTPException(400, str(error)) from error
+        return _json({**now, "changed": _changes(now["set"], wanted)} if wanted.check_only else now)
 
     async def reload(self, request: Request) -> Response:
-        who = self._operator(request)
+        who = self._access.operator(request)
         await _body(request)
         try:
             return _json(await self._control.reload(who))
         except ConfigError as error:
             raise HTTPException(400, str(error)) from error
-
-    def _viewer(self, request: Request) -> AdminToken:
-        return _known(request, self._gateway.setup.settings.document.admin.tokens)
-
-    def _operator(self, request: Request) -> str:
-        token = self._viewer(request)
-        if token.role != "operator":
-            raise HTTPException(403, f"the token {token.name!r} may look, not change")
-        return token.name
-
-
-def _known(request: Request, tokens: tuple[AdminToken, ...]) -> AdminToken:
-    """The token that was sent; every digest is compared, whichever matches."""
-    sent = request.headers.getlist("authorization")
-    scheme, _, text = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
-    digest = sha256(text.strip().encode()).hexdigest()
-    found = [t for t in tokens if hmac.compare_digest(digest, t.sha256)]
-    if not found or scheme.lower() != "bearer":
-        wanted = (
-            "the token is not one of admin.tokens"
-            if sent
-            else "a token is needed: 'Authorization: Bearer <token>'"
-        )
-        raise HTTPException(401, wanted, {"www-authenticate": "Bearer"})
-    return found[0]
 
 
 async def _body(request: Request) -> bytes:
@@ -163,6 +165,15 @@ def _change(body: bytes) -> Change:
         where = ".".join(map(str, first["loc"])) or "the body"
         raise LimitError(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
     return Change(asked.revision, asked.set, asked.expires_s, asked.check)
+
+
+def _changes(present: Mapping[str, Any], wanted: Change) -> list[dict[str, Any]]:
+    """What a change that was only checked would set; null is the configuration's."""
+    none = {"value": None}
+    return [
+        {"limit": path, "before": present.get(path, none), "after": {"value": value}}
+        for path, value in wanted.values.items()
+    ]
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -24,14 +24,7 @@ from gateway.arrival import (
     refusal_to_wait,
     refusal_uncounted,
 )
-from gateway.domain import (
-    AdmissionMode,
-    EngineLimits,
-    FlowKey,
-    FlowSpec,
-    MisuseError,
-    Outcome,
-)
+from gateway.domain import AdmissionMode, EngineLimits, FlowKey, FlowSpec, MisuseError, Outcome
 from gateway.flows import Flow, Ticket
 from gateway.lease import EngineView
 from gateway.ledger import EngineLedger
@@ -96,18 +89,22 @@ class Admission:
         refusal = refusal_on_arrival(ticket, offer.principal_cap, self._rates, now)
         if refusal is not None:
             verdicts.append(refusal)
-            return ticket.id, verdicts
+            return number, verdicts
         flow.group.enter(offer.principal)
         self._rates.charge(flow.group.spec, offer.principal, ticket.prompt_tokens, now)
         if flow.mode is _OFF:
             verdicts.append(self._pass_through(ticket, now))
             return ticket.id, verdicts
+        ring, was_empty = self._layout.rings[flow], not flow.queue
+        engine = ring.at_once(flow, ticket) if was_empty else None
+        if engine is not None:
+            verdicts.append(self._traffic.start(ticket, engine, now))
+            return number, verdicts
         ahead = flow.queued_cost
-        was_empty = not flow.queue
         self._traffic.tickets[ticket.id] = ticket
         flow.append(ticket, now)
         if was_empty:
-            verdicts += self._traffic.run(self._layout.rings[flow], now)
+            verdicts += self._traffic.run(ring, now)
         if ticket.id in self._traffic.tickets:
             verdicts.append(self._wait_or_refuse(ticket, ahead, now))
         return ticket.id, verdicts

@@ -58,6 +58,11 @@ class Agenda:
                 return number
         return None
 
+    def is_due(self, now: float) -> bool:
+        """Whether something that still lives is due by ``now``."""
+        due_s = self.next_s() if self.soonest_s <= now else None
+        return due_s is not None and due_s <= now
+
     def next_s(self) -> float | None:
         """When the soonest living thing is due."""
         while self._heap and not self._lives(self._heap[0][1]):

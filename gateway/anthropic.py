@@ -11,12 +11,11 @@ from typing import Any
 
 import orjson
 
-from gateway.fields import bad, objects, text
+from gateway.fields import BILLING, bad, objects, text
 from gateway.template import ChatTemplate
 
 __all__ = ["as_chat"]
 
-_BILLING = "x-anthropic-billing-header"
 _EFFORTS = frozenset(("low", "medium", "high", "xhigh", "max"))
 
 Message = dict[str, Any]
@@ -60,7 +59,7 @@ def _system_texts(value: object, at: str) -> list[str]:
         if block.get("type") != "text":
             raise bad(where, "must be a text block")
         found = text(block, "text", where) or ""
-        if not found.startswith(_BILLING):
+        if not found.startswith(BILLING):
             texts.append(found)
     return texts
 
@@ -69,7 +68,7 @@ def _inline(message: Mapping[str, Any], at: str) -> str:
     """The text of a system message among the others."""
     content = message.get("content")
     texts = _system_texts(content, f"{at}.content")
-    if isinstance(content, str) and content.startswith(_BILLING):
+    if isinstance(content, str) and content.startswith(BILLING):
         return ""
     return "".join(texts)
 

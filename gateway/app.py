@@ -8,7 +8,7 @@ request is recorded exactly once, in ``__call__``.
 
 import sys
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from gateway import sanitize
@@ -25,16 +25,16 @@ from gateway.head import (
     model_named,
     surface_at,
     surface_of,
-    trace_id,
 )
 from gateway.intake import Held
 from gateway.lifetime import Timeline
-from gateway.observe import log_line
+from gateway.observe import Finished, log_line
 from gateway.relay import Relayed, Send
 from gateway.request import count_only, read, understand
 from gateway.sent import by_name
 from gateway.setup import Parts, Setup
 from gateway.surfaces import SURFACES
+from gateway.traceparent import trace_id
 from gateway.visit import Visit
 
 __all__ = ["Gateway"]
@@ -42,7 +42,8 @@ __all__ = ["Gateway"]
 Scope = MutableMapping[str, Any]
 
 # Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
-_CHAT = Surface.CHAT
+_CHAT, _MODELS, _COUNT_TOKENS = Surface.CHAT, Surface.MODELS, Surface.COUNT_TOKENS
+_CANCELLED, _ENGINE_ERROR = Outcome.CLIENT_CANCELLED, Outcome.ENGINE_ERROR
 
 
 class Gateway:
@@ -51,6 +52,8 @@ class Gateway:
     ``setup`` may be replaced while it serves; requests end with the one they began with.
     ``probed``: every engine was asked for its health once. ``refusing`` turns new requests away
     as draining; ``running`` holds what must be ended when a drain reaches its deadline.
+    All in ``heard`` are told each request at its end; ``waited_for`` says how many requests drains
+    of pools and routes wait for, ``watched`` the state of each route's canary.
     """
 
     def __init__(self, parts: Parts, setup: Setup) -> None:
@@ -60,7 +63,11 @@ class Gateway:
         self.probed = False
         self.draining = False
         self.refusing = False
-        self._attempts = Attempts(parts)
+        self.reload_refused = False
+        self.heard: list[Callable[[Finished], None]] = []
+        self.waited_for: Callable[[], int] = int
+        self.watched: Callable[[], Sequence[tuple[str, str]]] = tuple
+        self._attempts = Attempts(parts, lambda: self.setup.table)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and record it, however it ends."""
@@ -69,7 +76,8 @@ class Gateway:
         visit = self._visit(scope)
         early_s = self.setup.settings.document.server.early_commit_after_s
         if early_s is not None:
-            send = EarlySend(send, early_s)
+            send = EarlySend(send, early_s, visit.pass_on)
+            visit.pass_on = send.pass_on
         self.running.add(visit)
         try:
             await self._serve(visit, scope, receive, send)
@@ -91,6 +99,8 @@ class Gateway:
         parts, ended_s = self.parts, self.parts.clock()
         finished = visit.finished(ended_s)
         parts.observer.record(finished)
+        for hear in self.heard:
+            hear(finished)
         reached = visit.marks.dispatched_s is not None
         prompt_tokens = visit.prompt_tokens if reached else None
         parts.usage.add(finished.key_id, visit.outcome, prompt_tokens, visit.completion_tokens)
@@ -113,14 +123,14 @@ class Gateway:
         principal = visit.principal = await self.parts.identity.principal(scope["headers"])
         if principal.surfaces is not None and surface not in principal.surfaces:
             raise Refused(Outcome.FORBIDDEN, f"This key may not use {scope['path']}.")
-        if surface is Surface.MODELS:
+        if surface is _MODELS:
             visit.outcome = Outcome.COMPLETED
             models, name = setup.settings.document.model, model_named(scope["path"])
             await self._send(visit, models_answer(models, principal, name), send)
             return
         held = self.parts.intake.enter(principal.key_id)
         try:
-            if surface is Surface.COUNT_TOKENS:
+            if surface is _COUNT_TOKENS:
                 body = await self._body(setup, visit, held, scope, receive)
                 reply = counted_answer(await count_only(setup, visit, body))
                 visit.outcome = Outcome.COMPLETED
@@ -153,6 +163,7 @@ class Gateway:
             server.max_body_bytes,
             server.body_timeout_s,
             lambda more_bytes: self.parts.intake.received(held, more_bytes),
+            scope.get("sluicegate.take"),
         )
         visit.body_bytes = len(raw)
         pool = setup.counting.pool
@@ -166,9 +177,9 @@ class Gateway:
         visit.detail = relayed.detail or None
         visit.completion_tokens = relayed.completion_tokens
         visit.engine_prompt_tokens = relayed.prompt_tokens
-        if relayed.committed or relayed.outcome is Outcome.CLIENT_CANCELLED:
+        if relayed.committed or relayed.outcome is _CANCELLED:
             return
-        if relayed.outcome is Outcome.ENGINE_ERROR:
+        if relayed.outcome is _ENGINE_ERROR:
             passed_on = json_answer(relayed.status or 500, relayed.outcome, relayed.body or b"")
             await self._send(visit, passed_on, send)
             return
@@ -219,9 +230,11 @@ class Gateway:
         # Engines key requests by it: a caller's own id must not meet another caller's.
         upstream_id = fresh if request_id == fresh else f"{request_id}-{fresh}"
         marks, ending = Timeline(self.parts.clock), caller_ending(scope)
-        visit = Visit(request_id, upstream_id, self.parts.clock(), marks, ending, sent)
+        now, pass_on = self.parts.clock(), scope.get("sluicegate.pass_on")
+        answer_whole = scope.get("sluicegate.answer")
+        visit = Visit(request_id, upstream_id, now, marks, ending, sent, pass_on, answer_whole)
         if self.parts.tracer is None:
-            visit.trace_id = trace_id(sent)
+            visit.trace_id = trace_id(sent.get(b"traceparent"))
         else:
             visit.trace = self.parts.tracer.begin(scope["headers"])
             visit.trace_id = visit.trace.trace_id
@@ -248,5 +261,5 @@ _UPSTREAM = {
     Outcome.ENGINE_REJECTED: "The engine is too busy to take this request.",
     Outcome.UPSTREAM_UNREACHABLE: "The engine could not be reached, or broke off its answer.",
     Outcome.UPSTREAM_TIMEOUT: "The engine did not answer in time.",
-    Outcome.DRAINING: "The gateway is draining.",
+    Outcome.DRAINING: "What served this request was drained, and the drain reached its deadline.",
 }

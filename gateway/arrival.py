@@ -25,6 +25,8 @@ __all__ = [
 NO_ENGINE_GRACE_S = 2.0
 COLD_RATE_SHARE = 0.25
 RING_RATE_STALE_S = 10.0
+# Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
+_OFF = AdmissionMode.OFF
 
 
 def refusal_on_arrival(
@@ -38,9 +40,11 @@ def refusal_on_arrival(
         rates: every caller's rates.
         now: the moment.
     """
-    enforced = ticket.flow.mode is not AdmissionMode.OFF
+    enforced = ticket.flow.mode is not _OFF
     if not ticket.flow.accepts:
         return Refusal(ticket.id, Outcome.NOT_FOUND)
+    if ticket.flow.draining:
+        return Refusal(ticket.id, Outcome.DRAINING)
     if enforced and ticket.flow.engines and not could_ever_fit(ticket):
         return Refusal(ticket.id, Outcome.PROMPT_TOO_LONG)
     return _refusal_of_the_caller(ticket, principal_cap, rates, now) or (
@@ -56,7 +60,7 @@ def _refusal_of_the_caller(
         return Refusal(ticket.id, Outcome.PAUSED)
     if _over_principal_cap(ticket, principal_cap):
         return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT)
-    if flow.mode is AdmissionMode.OFF:
+    if flow.mode is _OFF:
         return None
     wait = rates.wait_s(group.spec, ticket.principal, ticket.prompt_tokens, now)
     return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT, wait) if wait > 0 else None
@@ -76,8 +80,10 @@ def _refusal_of_the_flow(ticket: Ticket, now: float, *, enforced: bool) -> Refus
 
 
 def refusal_on_return(ticket: Ticket, now: float) -> Refusal | None:
-    """Why what failed on an engine may not wait again: its time is up, or limits have shrunk."""
-    if ticket.flow.mode is AdmissionMode.OFF:
+    """Why what failed on an engine may not wait again: a drain, its time is up, limits shrank."""
+    if ticket.flow.draining:
+        return Refusal(ticket.id, Outcome.DRAINING)
+    if ticket.flow.mode is _OFF:
         return None
     if ticket.deadline_s <= now:
         return late(ticket, now)
@@ -147,8 +153,8 @@ def refusal_uncounted(flow: Flow, body_bytes: int, now: float) -> tuple[Outcome,
     full = caps_outcome(flow.group, 0, body_bytes)
     if full is not None:
         return full, wait_s(flow, flow.queued_cost, now)
-    target_s = flow.group.target_wait_s
-    if target_s is None or not flow.queue:
+    target_s = flow.group.target_wait_s if flow.queue else None
+    if target_s is None:
         return None
     over_s = wait_s(flow, flow.queued_cost + flow.rate.last_cost, now) - target_s
     return (Outcome.PREDICTED_WAIT, over_s) if over_s > 0 else None
@@ -180,7 +186,7 @@ def could_ever_fit(ticket: Ticket) -> bool:
 def _over_principal_cap(ticket: Ticket, cap: int | None) -> bool:
     flow, group = ticket.flow, ticket.flow.group
     if cap is None:
-        if flow.mode is AdmissionMode.OFF:
+        if flow.mode is _OFF:
             return False
         cap = max(1, int(group.spec.principal_share * (group.spec.max_queued + flow.slots)))
     return group.in_flight.get(ticket.principal, 0) >= cap

@@ -12,7 +12,7 @@ from gateway.config import Settings
 from gateway.contract import RetryAfter
 from gateway.counters import Counters, load_counters
 from gateway.counting import CountingStage
-from gateway.domain import Outcome
+from gateway.domain import Arm, FlowKey, Outcome
 from gateway.fleet import Fleet
 from gateway.health import EngineHealth
 from gateway.identity import Identity
@@ -33,10 +33,18 @@ from gateway.verdicts import Offer
 __all__ = ["build", "setup_of"]
 
 
-def build(settings: Settings, journal: Journal, clock: Callable[[], float]) -> Gateway:
-    """The application from its settings. Call it on the loop it will run on."""
+def build(
+    settings: Settings,
+    journal: Journal,
+    clock: Callable[[], float],
+    table: RouteTable | None = None,
+) -> Gateway:
+    """The application from its settings. Call it on the loop it will run on.
+
+    ``table`` is in force in place of the configured routes, where one is given.
+    """
     document = settings.document
-    table = settings.route_table(secrets.token_bytes(32))
+    table = table or settings.route_table(secrets.token_bytes(32))
     core = Admission(
         settings.flows,
         topology(table, {pool: {} for pool in document.pool}, {}),  # the fleet brings the engines
@@ -141,6 +149,12 @@ def _fresh_ids() -> Callable[[], str]:
     return lambda: f"{prefix}{next(numbers):016x}"
 
 
+def _queued_limit(gateway: Gateway, key: FlowKey) -> int:
+    """What may wait in a flow; 0 for the second arm, which shares it, and for one that is gone."""
+    spec = gateway.setup.specs.get(key.group)
+    return 0 if spec is None or key.arm is not Arm.STABLE else spec.max_queued
+
+
 def _occupancy(gateway: Gateway) -> Occupancy:
     parts = gateway.parts
     core, health = parts.turnstile.core, parts.prober.health
@@ -155,6 +169,8 @@ def _occupancy(gateway: Gateway) -> Occupancy:
                 view.bytes,
                 view.oldest_age_s,
                 view.running,
+                _queued_limit(gateway, view.key),
+                view.max_age_s,
             )
             for view in core.flow_views(parts.clock())
         ],
@@ -177,9 +193,11 @@ def _occupancy(gateway: Gateway) -> Occupancy:
         ],
         route_revision=gateway.setup.table.revision,
         draining=gateway.draining,
-        drain_remaining=len(gateway.running) if gateway.draining else 0,
+        reload_refused=gateway.reload_refused,
+        drain_remaining=len(gateway.running) if gateway.draining else gateway.waited_for(),
         routes=[
             (f"{model}/{size}", route.candidate_weight)
             for (model, size), route in gateway.setup.table.routes.items()
         ],
+        watches=gateway.watched(),
     )

@@ -7,10 +7,13 @@ for a caller who has left; and only while retries are few among all requests, so
 pool is not asked twice as much.
 """
 
+from collections.abc import Callable
+
 from gateway.domain import Outcome
 from gateway.head import TARGETS
 from gateway.relay import Relayed, Send, UpstreamCall, relay
 from gateway.request import Request
+from gateway.routing import RouteTable, serving
 from gateway.setup import Parts, Setup
 from gateway.turnstile import Pass
 from gateway.visit import Visit
@@ -22,13 +25,22 @@ RETRY_BURST = 10.0
 # Nothing was sent: what waits in front may as well wait for this engine to come back.
 _UNSENT = frozenset({"connect_failed", "connect_timeout"})
 _TRANSPORT = frozenset({*_UNSENT, "disconnected", "bad_response"})
+# Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
+_COMPLETED, _REJECTED = Outcome.COMPLETED, Outcome.ENGINE_REJECTED
+_REPLIES = frozenset({Outcome.COMPLETED, Outcome.ENGINE_ERROR})
 
 
 class Attempts:
-    """Serves requests on engines; its mutable state is how many retries are left."""
+    """Serves requests on engines; its mutable state is how many retries are left.
 
-    def __init__(self, parts: Parts) -> None:
+    Args:
+        parts: of the gateway.
+        table: the route table in force.
+    """
+
+    def __init__(self, parts: Parts, table: Callable[[], RouteTable]) -> None:
         self._parts = parts
+        self._table = table
         self._retries_left = RETRY_BURST
 
     async def serve(self, setup: Setup, visit: Visit, request: Request, send: Send) -> Relayed:
@@ -43,20 +55,22 @@ class Attempts:
         held = await turnstile.enter(request.offer, request.mode, visit.ending)
         while True:
             visit.engine = held.engine
+            if self._table() is not setup.table:
+                visit.pool = _pool_now(self._table(), visit)
             visit.queue_s = self._parts.clock() - visit.arrived_s
-            output_tokens, again = None, False
+            output_tokens, why = None, None
             try:
                 relayed = await self._relay(setup, visit, request, held, send)
                 self._learn(held.engine, relayed)
-                if relayed.outcome is Outcome.COMPLETED:
+                if relayed.outcome is _COMPLETED:
                     output_tokens = relayed.completion_tokens
-                again = budget > 0 and self._may_retry(relayed, visit, held)
+                why = self._why_again(relayed, visit, held) if budget > 0 else None
             finally:
-                if not again:
+                if why is None:
                     turnstile.give_back(held, output_tokens)
-            if not again:
+            if why is None:
                 return relayed
-            visit.retries += 1
+            visit.retry_reason = why
             self._retries_left -= 1
             held = await turnstile.again(held, visit.ending)
 
@@ -64,8 +78,9 @@ class Attempts:
         self, setup: Setup, visit: Visit, request: Request, held: Pass, send: Send
     ) -> Relayed:
         turnstile = self._parts.turnstile
-        visit.marks.on_first_event = lambda: turnstile.first_event(held)
-        visit.marks.on_progress = lambda events: turnstile.grow(held, events)
+        if visit.stream:
+            visit.marks.on_first_event = lambda: turnstile.first_event(held)
+            visit.marks.on_progress = lambda events: turnstile.grow(held, events)
         call = UpstreamCall(
             TARGETS[request.surface],
             request.headers,
@@ -73,8 +88,11 @@ class Attempts:
             visit.stream,
             request.surface,
             visit.headers(),
-            hide_usage=request.hide_usage,
-            pass_headers=setup.pass_headers,
+            b"POST",
+            request.hide_usage,
+            setup.pass_headers,
+            visit.pass_on,
+            visit.answer,
         )
         visit.committed = True  # until the relay says otherwise: no second head, whatever breaks
         client = self._parts.clients[held.engine]
@@ -92,17 +110,30 @@ class Attempts:
                 prober.refused(engine, "a request could not connect")
             elif detail == "connect_timeout":
                 prober.silent(engine, "a request could not connect in time")
-        elif relayed.outcome is Outcome.ENGINE_REJECTED:
+        elif relayed.outcome is _REJECTED:
             self._parts.fleet.rejected(engine)
-        elif relayed.outcome in {Outcome.COMPLETED, Outcome.ENGINE_ERROR}:
+        elif relayed.outcome in _REPLIES:
             prober.replied(engine)
 
-    def _may_retry(self, relayed: Relayed, visit: Visit, held: Pass) -> bool:
-        if visit.retries or self._retries_left < 1:
-            return False
+    def _why_again(self, relayed: Relayed, visit: Visit, held: Pass) -> str | None:
+        """The reason to send a request to another engine (a label of the metric), or None."""
+        if visit.retry_reason is not None or self._retries_left < 1:
+            return None
         if relayed.committed or relayed.began:
-            return False
+            return None
         if relayed.detail in _UNSENT:
-            return True
-        failed = relayed.detail in _TRANSPORT or relayed.outcome is Outcome.ENGINE_REJECTED
-        return failed and self._parts.turnstile.elsewhere(held)
+            return "unreachable"
+        rejected = relayed.outcome is _REJECTED
+        if not (rejected or relayed.detail in _TRANSPORT) or not self._parts.turnstile.elsewhere(
+            held
+        ):
+            return None
+        return "rejected" if rejected else "disconnected"
+
+
+def _pool_now(table: RouteTable, visit: Visit) -> str | None:
+    """The pool that serves a request which waited while the routes changed."""
+    route = table.routes.get((visit.model or "", visit.size_class or ""))
+    if route is None or visit.arm is None:
+        return visit.pool
+    return serving(route, table.draining).pool(visit.arm)

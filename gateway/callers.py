@@ -22,6 +22,7 @@ import uvicorn
 from gateway.contract import answer
 from gateway.cycle import Cycle, base_scope
 from gateway.domain import Outcome
+from gateway.eager import OneTask
 from gateway.framing import TOO_LARGE, EdgeLimits, head_bytes, judge
 
 __all__ = ["ClientGone", "EdgeLimits", "EdgeProtocol", "Message"]
@@ -31,8 +32,7 @@ Message = MutableMapping[str, Any]
 # How long a refused caller may go on sending before the connection is cut. Closing at once
 # would reset it, and the answer could be lost on the way.
 _LINGER_S = 1.0
-_MAX_PIPELINED = 8
-_MAX_QUEUED_BODY_BYTES = 32 * 1024
+_MAX_PIPELINED, _MAX_QUEUED_BODY_BYTES = 8, 32 * 1024
 _TCP_CLOSED = 7  # Linux: include/net/tcp_states.h
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.0005, 1.0
 
@@ -90,6 +90,7 @@ class EdgeProtocol(asyncio.Protocol):
         self._cycles: deque[Cycle] = deque()
         self._newest: Cycle | None = None
         self._drained: asyncio.Future[None] | None = None
+        self._tasks = OneTask(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -129,6 +130,7 @@ class EdgeProtocol(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self.resume_writing()
+        self._tasks.close()
         for cycle in self._cycles:
             cycle.gone()
         del self._parser  # it refers back to this object
@@ -283,7 +285,7 @@ class EdgeProtocol(asyncio.Protocol):
         }
 
     def _start(self, cycle: Cycle) -> None:
-        cycle.task = self.loop.create_task(self._run(cycle))
+        cycle.task = self._tasks.start(self._run(cycle))
         self._server.tasks.add(cycle.task)
 
     async def _run(self, cycle: Cycle) -> None:
@@ -296,6 +298,7 @@ class EdgeProtocol(asyncio.Protocol):
             self.loop.call_exception_handler(told)
         finally:
             self._server.tasks.discard(cycle.task)
+            cycle.scope = {}  # which refers back to the cycle: a collection would have to find it
         if not cycle.complete and not self.transport.is_closing():
             await self._cut(cycle)
 

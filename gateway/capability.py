@@ -7,6 +7,7 @@ priority, and look who starts first. That loads the engine: it is for operators,
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -17,7 +18,7 @@ import httpx
 import orjson
 
 from gateway.endpoint import Endpoint
-from gateway.engines import http_client
+from gateway.engine_http import http_client
 from gateway.progress import PriorityState
 from gateway.scrape import Scrape, parse_metrics
 
@@ -80,7 +81,12 @@ class _Inconclusive(Exception):
 
 
 async def probe_priority(
-    engine: str, model: str, *, api_key: str | None = None, timeout_s: float = 60.0
+    engine: str,
+    model: str,
+    *,
+    api_key: str | None = None,
+    timeout_s: float = 60.0,
+    tls: ssl.SSLContext | None = None,
 ) -> Report:
     """Fill an engine's seats, queue low and then high priority, and see who starts first.
 
@@ -89,12 +95,13 @@ async def probe_priority(
         model: as the engine calls it.
         api_key: the engine's own key, where it has one.
         timeout_s: for the whole experiment; everything is cancelled at its end.
+        tls: how an ``https`` engine is verified, and what is shown to it.
 
     Returns:
         The report; an engine that can't be reached, or does not answer as vLLM does, is one of
         which nothing could be told.
     """
-    endpoint = Endpoint(engine)
+    endpoint = Endpoint(engine, tls)
     try:
         async with asyncio.timeout(timeout_s), http_client(endpoint, timeout_s) as client:
             if api_key is not None:

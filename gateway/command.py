@@ -1,10 +1,10 @@
-"""What the verbs of the command line share: how one is declared, and a flag that can't be used."""
+"""What the verbs of the command line share: how one is declared, how a table is printed."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Command", "UsageError", "add_group", "add_json", "add_verb"]
+__all__ = ["Command", "UsageError", "add_group", "add_json", "add_verb", "table_lines"]
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -38,3 +38,21 @@ def _add(verbs: Any, name: str, said: str, examples: str) -> Any:
         epilog=f"examples:\n{examples}" if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows with the same keys as aligned lines, the keys first; none for no rows."""
+    if not rows:
+        return []
+    lines = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,14 +2,15 @@
 
 The only reader of configuration files. A file is taken whole or not at all: ``load`` either
 returns settings in which every reference resolves and every floor holds, or raises one
-``ConfigError`` that names file, key and reason. Relative paths are relative to the configuration
-file; ``package:NAME/FILE`` names a file inside an installed package.
+``ConfigError`` that names file, key and reason of each fault: all of shape, or all of what the
+parts say of each other and of the files they name, or all of the limits. Relative paths are
+relative to the configuration file; ``package:NAME/FILE`` is a file inside an installed package.
 """
 
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -22,8 +23,8 @@ import orjson
 from gateway import schema
 from gateway.auth import KeyEntry, Keyring
 from gateway.consistency import (
-    Fault,
     floor_faults,
+    issuer_faults,
     key_faults,
     reference_faults,
     replica_faults,
@@ -32,7 +33,15 @@ from gateway.consistency import (
 )
 from gateway.domain import EngineLimits, FlowSpec
 from gateway.endpoint import EngineTlsError, engine_context
-from gateway.files import ConfigError, read_bytes, read_text, resolve, validated
+from gateway.files import (
+    ConfigError,
+    Findings,
+    raise_all,
+    read_bytes,
+    read_text,
+    resolve,
+    validated,
+)
 from gateway.issuer_table import issuer_of, key_set_of
 from gateway.keysets import KeySetError
 from gateway.membership import limits_of, named
@@ -127,26 +136,22 @@ def load(path: Path) -> Settings:
 def parse(text: str, path: Path) -> Settings:
     """As ``load``, for a text that stands, or would stand, at ``path``."""
     document = validated(schema.Document, text, path)
-    _raise_first(path, reference_faults(document))
-    for name, model in document.model.items():
-        _readable(path, f"model.{name}.tokenizer", model.tokenizer)
-        _check_template(path, name, model)
-    keys_path = resolve(path, document.auth.keys_file)
-    keyring, warnings = _keyring(keys_path, document, (path, "auth.keys_file"))
-    issuers = [_issuer(path, name, document) for name in document.auth.jwt]
+    keyring, issuers, warnings = _references(path, document)
     flows = tuple(_flows(document))
     pools = {name: _limits(document, pool.limits) for name, pool in document.pool.items()}
-    replica = (_replica(path, document), document.replicas.count)
-    _raise_first(path, replica_faults(document, pools))
-    _raise_first(path, floor_faults(document, flows, pools))
+    found = Findings()
+    with found.step():
+        raise_all(path, replica_faults(document, pools))
+    with found.step():
+        raise_all(path, floor_faults(document, flows, pools))
+    with found.step():
+        replica = (_replica(path, document), document.replicas.count)
+    found.settle()
     engines = limits_of(pools, named(document), map(_route, document.route), replica)
-    for name in ("upstream", *(f"pool.{name}" for name in document.pool)):
-        _check_engine_tls(path, name, document)
     sizes = tuple(
         SizeClass(name, s.max_prompt_tokens, s.ttft_limit_s, s.max_stall_s, s.e2e_limit_s)
         for name, s in _ordered_sizes(document)
     )
-    warnings = (*warnings, *(w for _, said in issuers for w in said), *sharing_warnings(document))
     return Settings(
         path,
         document,
@@ -156,9 +161,43 @@ def parse(text: str, path: Path) -> Settings:
         MappingProxyType(engines),
         MappingProxyType(pools),
         replica[0],
-        warnings,
-        tuple(issuer for issuer, _ in issuers),
+        (*warnings, *sharing_warnings(document)),
+        issuers,
     )
+
+
+def _references(
+    path: Path, document: schema.Document
+) -> tuple[Keyring, tuple[Issuer, ...], tuple[str, ...]]:
+    """The callers, and warnings about the files that name them; all that is named must be there.
+
+    Raises:
+        ConfigError: every name that leads nowhere, and every file that can't be used.
+    """
+    found, issuers, warnings = Findings(), list[Issuer](), list[str]()
+    with found.step():
+        raise_all(path, reference_faults(document))
+    for name, model in document.model.items():
+        with found.step():
+            _readable(path, f"model.{name}.tokenizer", model.tokenizer)
+        with found.step():
+            _check_template(path, name, model)
+    keys_path = resolve(path, document.auth.keys_file)
+    with found.step():
+        keyring, said = _keyring(keys_path, document, (path, "auth.keys_file"))
+        warnings += said
+    for name in ("upstream", *(f"pool.{name}" for name in document.pool)):
+        with found.step():
+            _check_engine_tls(path, name, document)
+    with found.step():
+        raise_all(path, issuer_faults(document))  # again: an issuer is made only of a sound table
+        for name in document.auth.jwt:
+            with found.step():
+                issuer, said = _issuer(path, name, document)
+                issuers.append(issuer)
+                warnings += said
+    found.settle()
+    return keyring, tuple(issuers), tuple(warnings)
 
 
 def _keyring(
@@ -171,8 +210,7 @@ def _keyring(
     """
     file = validated(schema.KeyFile, read_text(path, *named_by), path)
     records = file.key
-    _raise_first(path, revoked_faults(file.revoked, document))
-    _raise_first(path, key_faults(records, document))
+    raise_all(path, (*revoked_faults(file.revoked, document), *key_faults(records, document)))
     entries = {
         key_id: _key_entry(record, document.service[record.service_class])
         for key_id, record in records.items()
@@ -200,11 +238,6 @@ def _issuer(path: Path, name: str, document: schema.Document) -> tuple[Issuer, t
     warning = f"{file}: readable by others than its owner (chmod 600)"
     issuer = issuer_of(name, table, document.service, str(file), key_set)
     return issuer, ((warning,) if shown else ())
-
-
-def _raise_first(path: Path, faults: Iterable[Fault]) -> None:
-    for key, reason in faults:
-        raise ConfigError(path, key, reason)
 
 
 def _key_entry(record: schema.KeyRecord, service: schema.Service) -> KeyEntry:

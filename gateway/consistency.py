@@ -19,6 +19,7 @@ from gateway.routing import shared_engines
 __all__ = [
     "Fault",
     "floor_faults",
+    "issuer_faults",
     "key_faults",
     "reference_faults",
     "replica_faults",
@@ -40,7 +41,7 @@ def reference_faults(document: schema.Document) -> Iterator[Fault]:
     yield from _name_faults(document)
     yield from _coverage_faults(document)
     yield from _isolation_faults(document)
-    yield from _issuer_faults(document)
+    yield from issuer_faults(document)
 
 
 def key_faults(
@@ -68,7 +69,7 @@ def revoked_faults(revoked: Sequence[str], document: schema.Document) -> Iterato
         yield from _unknown(at, name.partition(":")[0], {"jti": None, **document.auth.jwt})
 
 
-def _issuer_faults(document: schema.Document) -> Iterator[Fault]:
+def issuer_faults(document: schema.Document) -> Iterator[Fault]:
     """Issuers of tokens whose keys, algorithms and grants do not fit together."""
     named = Counter(issuer.issuer for issuer in document.auth.jwt.values())
     for name, issuer in document.auth.jwt.items():
@@ -182,8 +183,29 @@ def _route_faults(at: str, route: schema.Route, document: schema.Document) -> It
 
 def _candidate_faults(at: str, route: schema.Route, document: schema.Document) -> Iterator[Fault]:
     pools = [document.pool[n] for n in (route.pool, route.candidate_pool) if n in document.pool]
-    if len(pools) == 2 and set(pools[0].engines) & set(pools[1].engines):
+    if len(pools) < 2:
+        return
+    if set(pools[0].engines) & set(pools[1].engines):
         yield f"{at}.candidate_pool", "shares an engine with the stable pool"
+    for key in ("model_revision", "data_region"):
+        stable, candidate = (getattr(pool, key) for pool in pools)
+        if stable != candidate:
+            yield (
+                f"{at}.candidate_pool",
+                f"its {key} is {candidate or 'not given'}, and the stable pool's is "
+                f"{stable or 'not given'}",
+            )
+
+
+def _served_faults(name: str, pool: schema.Pool, document: schema.Document) -> Iterator[Fault]:
+    """Models of a pool that are unknown, or routed there without being among them."""
+    if pool.models is None:
+        return
+    for model in pool.models:
+        yield from _unknown(f"pool.{name}.models", model, document.model)
+    routed = {r.model for r in document.route if name in {r.pool, r.candidate_pool}}
+    for model in sorted(routed - set(pool.models)):
+        yield f"pool.{name}.models", f"a route leads {model!r} there"
 
 
 def _name_faults(document: schema.Document) -> Iterator[Fault]:
@@ -228,6 +250,7 @@ def _isolation_faults(document: schema.Document) -> Iterator[Fault]:
         yield "replicas.index", f"counts from 0 to {replicas.count - 1}"
     for name, pool in document.pool.items():
         yield from _pool_faults(name, pool)
+        yield from _served_faults(name, pool, document)
     if document.isolation == "required":
         for reason in sharing_warnings(document):
             yield "isolation", f"required, but {reason}"

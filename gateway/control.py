@@ -19,6 +19,7 @@ from gateway.assembly import setup_of
 from gateway.config import ConfigError, load
 from gateway.domain import FlowSpec, MisuseError
 from gateway.endpoint import EngineTlsError
+from gateway.files import raise_all
 from gateway.limits import (
     ENGINE_KEYS,
     FLOW_KEYS,
@@ -36,8 +37,11 @@ from gateway.limits import (
 )
 from gateway.reload import changed_callers, changed_keys, fixed_faults
 from gateway.review import warnings_of
+from gateway.routing import RouteTable
 from gateway.setup import Setup
+from gateway.state import StateError
 from gateway.tls import Certificates, certificates
+from gateway.trail import Draft, Trail, in_memory, taken_back
 from gateway.verdicts import Verdict
 
 __all__ = ["Change", "Control", "StaleError"]
@@ -68,9 +72,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A configuration that was read and checked whole."""
+    """A configuration that was read and checked whole; ``draft`` is the table that it brings."""
 
     setup: Setup
+    draft: Draft | None
     shown: Mapping[str, Certificates]
     replaced_pool: bool
 
@@ -81,14 +86,18 @@ class Control:
     Args:
         gateway: what is changed.
         shown: the certificates of its listeners, by section.
+        trail: the committed route tables; None: kept in memory alone.
     """
 
-    def __init__(self, gateway: Gateway, shown: Mapping[str, Certificates]) -> None:
+    def __init__(
+        self, gateway: Gateway, shown: Mapping[str, Certificates], trail: Trail | None = None
+    ) -> None:
         self.gateway = gateway
+        self.trail = trail or in_memory(gateway.setup.table)
+        self.changing = asyncio.Lock()  # held from the look at a route table until another rules
         self.overlay = Overlay()
         self._shown = shown
         self._paused_engines: frozenset[str] = frozenset()
-        self._reloading = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -109,19 +118,44 @@ class Control:
         Raises:
             ConfigError: it can't be used; nothing was changed.
         """
-        async with self._reloading:
+        async with self.changing:
             before = self.gateway.setup
             try:
-                prepared = await asyncio.to_thread(_prepare, before)
+                prepared = await asyncio.to_thread(_prepare, before, self.trail, who)
+                await self._commit(prepared)
             except ConfigError as error:
-                self._note("reload_refused", who=who, **_named(error))
+                self._refused(who, error)
                 raise
             try:
                 return self._take_over(who, before, prepared)
             except (MisuseError, EngineTlsError) as error:
                 refused = ConfigError(before.settings.path, "", str(error))
-                self._note("reload_refused", who=who, **_named(refused))
+                self._refused(who, refused)
+                if prepared.draft is not None:
+                    await self.take_back(prepared.draft, str(error))
                 raise refused from error
+
+    async def _commit(self, prepared: _Prepared) -> None:
+        if prepared.draft is None:
+            return
+        try:
+            await self.trail.commit(prepared.draft)
+        except StateError as error:
+            path, reason = prepared.setup.settings.path, f"the routes can't be kept: {error}"
+            raise ConfigError(path, "state.directory", reason) from error
+
+    async def take_back(self, draft: Draft, why: str) -> None:
+        """What was committed could not take effect: commit what is in force, as a revision.
+
+        Where it can't be, it stays in force, and a restart has the other: the log says so.
+        """
+        again = taken_back(self.gateway.setup.table, draft, why)
+        try:
+            await self.trail.commit(again)
+        except StateError as error:
+            revision = draft.table.revision
+            self._note("not_taken_back", revision=revision, reason=why, error=str(error))
+        self.gateway.setup = replace(self.gateway.setup, table=again.table)
 
     def _take_over(self, who: str, before: Setup, prepared: _Prepared) -> dict[str, Any]:
         parts, settings = self.gateway.parts, prepared.setup.settings
@@ -144,9 +178,11 @@ class Control:
                 *changed_keys(before.settings.effective(), settings.effective()),
                 *changed_callers(before.settings.keyring, settings.keyring),
             ],
+            "revision": prepared.setup.table.revision,
             "keys": len(settings.keyring.entries),
             "limits_dropped": dropped,
         }
+        self.gateway.reload_refused = False
         self._note("admin_change", who=who, action="reload", **told)
         for warning in (*settings.warnings, *warnings_of(settings)):
             self._note("warning", message=warning)
@@ -166,7 +202,7 @@ class Control:
         if not wanted.values:
             raise LimitError("set: names nothing to change")
         overlay = amended(self.overlay, wanted.values, who, self._until_s(wanted.expires_s))
-        reason = self._fault(overlay)
+        reason = self._fault(overlay, self.gateway.setup.table)
         if reason is not None:
             raise LimitError(reason)
         if not wanted.check_only:
@@ -200,11 +236,10 @@ class Control:
             raise LimitError(f"expires_s: must be above 0 and at most {MAX_EXPIRY_S:g}")
         return self.gateway.parts.clock() + expires_s
 
-    def _fault(self, overlay: Overlay) -> str | None:
-        setup, fleet = self.gateway.setup, self.gateway.parts.fleet
-        engines = fleet.configured(setup.settings, setup.table)
-        users = fleet.users(setup.settings, setup.table)
-        return next(faults(overlay, setup.settings.flows, engines, users), None)
+    def _fault(self, overlay: Overlay, table: RouteTable) -> str | None:
+        settings, fleet = self.gateway.setup.settings, self.gateway.parts.fleet
+        engines, users = fleet.configured(settings, table), fleet.users(settings, table)
+        return next(faults(overlay, settings.flows, engines, users), None)
 
     def _expire(self) -> None:
         self._timer = None
@@ -214,6 +249,20 @@ class Control:
             self._enforce(self.gateway.setup, overlay)
             self._audit("expiry", before, gone)
         self._arm()
+
+    # -- routes ----------------------------------------------------------------------------
+
+    def route_fault(self, table: RouteTable) -> str | None:
+        """Why the engines could not serve ``table`` under the limits in force."""
+        return self._fault(self.overlay, table)
+
+    def steer(self, table: RouteTable) -> None:
+        """Put a committed route table in force, in one step of the loop.
+
+        Raises:
+            MisuseError: it names a pool that is not there; nothing was changed.
+        """
+        self._enforce(replace(self.gateway.setup, table=table), self.overlay)
 
     # -- putting in force ------------------------------------------------------------------
 
@@ -276,34 +325,46 @@ class Control:
         }
         self._note("admin_change", who=who, action="limits", revision=self.overlay.revision, **told)
 
+    def _refused(self, who: str, error: ConfigError) -> None:
+        self.gateway.reload_refused = True
+        self._note("reload_refused", who=who, **_named(error))
+
     def _note(self, event: str, **facts: object) -> None:
         self.gateway.parts.journal.event(event, **facts)
 
 
-def _prepare(before: Setup) -> _Prepared:
+def _prepare(before: Setup, trail: Trail, who: str) -> _Prepared:
     """Everything of a reload that may take long or fail; runs in a thread.
 
     Raises:
         ConfigError: naming file, key and reason.
     """
     settings = load(before.settings.path)
-    for key, reason in fixed_faults(before.settings.document, settings.document):
-        raise ConfigError(settings.path, key, reason)
+    raise_all(settings.path, fixed_faults(before.settings.document, settings.document))
     if not (settings.keyring.entries or settings.issuers):
         keys = settings.file(settings.document.auth.keys_file)
         raise ConfigError(keys, "", "holds no key, and no issuer of tokens is configured")
     shown = certificates(settings)
-    table = settings.route_table(before.table.salt, before.table.revision + 1)
+    draft = trail.draft(settings, who)
+    table = trail.present(settings) if draft is None else draft.table
     setup = setup_of(settings, table, before.counting.turnstile, before)
-    return _Prepared(setup, shown, setup.counting.pool is not before.counting.pool)
+    return _Prepared(setup, draft, shown, setup.counting.pool is not before.counting.pool)
 
 
 def _set_paused(engine: str, paused: bool, core: Admission, now: float) -> Sequence[Verdict]:
     return core.set_engine(engine, now, paused=paused)
 
 
-def _named(error: ConfigError) -> dict[str, str]:
-    return {"file": str(error.file), "key": error.key, "reason": error.reason}
+def _named(error: ConfigError) -> dict[str, object]:
+    """The first fault by its parts, and all of them where there are several."""
+    told: dict[str, object] = {
+        "file": str(error.file),
+        "key": error.key,
+        "reason": error.reason,
+    }
+    if len(error.faults) > 1:
+        told["faults"] = [str(fault) for fault in error.faults]
+    return told
 
 
 def _value(entry: Entry | None) -> object:

@@ -165,8 +165,10 @@ def count_prompts(counter: Counter, asked: Countable, cap: int | None, limit: in
     shared = 0
     if asked.shared:
         shared = counter.count(asked.shared, add_special_tokens=specials, stop_above=limit).tokens
-    given = [size if cap is None else min(size, cap) for size in asked.given_tokens]
-    tokens, largest = sum(given), max(given, default=0)
+    tokens = largest = 0
+    if asked.given_tokens:
+        given = [size if cap is None else min(size, cap) for size in asked.given_tokens]
+        tokens, largest = sum(given), max(given)
     for text in asked.texts:
         if tokens > limit:
             return Counted(tokens, largest, exact=False)

@@ -7,7 +7,8 @@ and for an HTTP/1.0 caller ends with the connection.
 
 import asyncio
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -51,7 +52,8 @@ class Cycle:
     """One request and its answer.
 
     Attributes:
-        scope: of the request, with its ``Ending`` under ``sluicegate.ending``.
+        scope: of the request, with its ``Ending`` under ``sluicegate.ending``, and the methods
+            ``pass_on``, ``answer`` and ``take`` under their names after ``sluicegate.``.
         ending: set when the caller leaves.
         keep_alive: the connection may serve another request after the answer.
         started: the answer has begun.
@@ -94,6 +96,8 @@ class Cycle:
         self.task: asyncio.Task[None] | None = None
         self.scope = scope
         self.ending = scope["sluicegate.ending"] = Ending()
+        scope["sluicegate.pass_on"], scope["sluicegate.answer"] = self.pass_on, self.answer
+        scope["sluicegate.take"] = self.take
         self.keep_alive = keep_alive
         self._expects_continue = expects_continue
         self._http10 = scope["http_version"] == "1.0"
@@ -115,13 +119,15 @@ class Cycle:
         """Keep a part of the body; True when more should not be read for now."""
         self._parts.append(data)
         self.unread_bytes += len(data)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         return self.unread_bytes > MAX_UNREAD_BYTES
 
     def got_all(self) -> None:
         """The request is whole."""
         self._whole = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def gone(self) -> None:
         """The caller has left."""
@@ -139,22 +145,27 @@ class Cycle:
             self._expects_continue = False
             self._connection.transport.write(_CONTINUE)
         while not self._parts and (self._taken or not self._whole):
-            if self.complete or self._is_gone():
+            if self.complete or self._connection.transport.is_closing():
                 return _DISCONNECT
             self._waiter = self._connection.loop.create_future()
             await self._waiter
-        if self.complete or self._is_gone():
+        if self.complete or self._connection.transport.is_closing():
             return _DISCONNECT
+        return {"type": "http.request", "body": self._take(), "more_body": not self._whole}
+
+    def take(self) -> bytes | None:
+        """All of the body, where it has come; None where ``receive`` must give it."""
+        whole = self._whole and not (self._taken or self.complete)
+        return self._take() if whole and not self._connection.transport.is_closing() else None
+
+    def _take(self) -> bytes:
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         if self.unread_bytes > MAX_UNREAD_BYTES:
             self._connection.resume_reading()
         self.unread_bytes = 0
         self._taken = self._whole
-        return {"type": "http.request", "body": body, "more_body": not self._whole}
-
-    def _is_gone(self) -> bool:
-        return self._connection.transport.is_closing()
+        return body
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -191,6 +202,28 @@ class Cycle:
         else:
             raise RuntimeError(f"unexpected ASGI message {kind!r}")
 
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Write a whole answer in one step; False, and nothing done, where ``send`` must."""
+        connection = self._connection
+        if self.started or connection.write_paused or connection.transport.is_closing():
+            return False
+        self.started = True
+        head = self._make_head(status, headers)
+        connection.transport.write(head + self._frame(body, last=True))
+        self._finish()
+        return True
+
+    def pass_on(self, chunk: bytes) -> bool:
+        """Write a part of the body that is one plain chunk already; False where ``send`` must."""
+        connection = self._connection
+        if connection.write_paused or self._head or not self._chunked or self.complete:
+            return False
+        if connection.transport.is_closing():
+            return False
+        self._nudges = 0
+        connection.transport.write(chunk)
+        return True
+
     def flush(self) -> None:
         """Let a head go that nothing has followed."""
         head, self._head = self._head, b""
@@ -222,7 +255,7 @@ class Cycle:
                 self._left_bytes = int(value)
             elif name == b"connection" and value.lower() == b"close":
                 self.keep_alive = False
-        if _NOT_IN_NAME.search(b"".join(names)) or _NOT_IN_VALUE.search(b"".join(values)):
+        if not _sendable(tuple(names)) or _NOT_IN_VALUE.search(b"".join(values)):
             raise RuntimeError("the answer has a header that may not be sent")
         has_body = status not in {204, 304} and not self._is_head
         if not has_body:
@@ -256,8 +289,15 @@ class Cycle:
 
     def _finish(self) -> None:
         self.complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         self._connection.completed()
+
+
+@lru_cache(maxsize=256)
+def _sendable(names: tuple[bytes, ...]) -> bool:
+    """Whether these may name headers: answers have the same few rows of names again and again."""
+    return _NOT_IN_NAME.search(b"".join(names)) is None
 
 
 def base_scope(transport: asyncio.BaseTransport) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Units: ``_s`` seconds on one monotonic clock, ``_tokens`` prompt or output token
 ``slots`` sequences an engine schedules at once. Pure: no I/O, no clock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -14,12 +15,18 @@ __all__ = [
     "EngineLimits",
     "FlowKey",
     "FlowSpec",
+    "Header",
+    "Headers",
     "MisuseError",
     "Outcome",
     "Principal",
     "Refused",
     "Surface",
 ]
+
+# A name and its value, as they are on the wire; names of callers come in lower case.
+Header = tuple[bytes, bytes]
+Headers = Sequence[Header]
 
 
 class Outcome(StrEnum):
@@ -155,6 +162,11 @@ class FlowSpec:
     def group(self) -> tuple[str, str, str]:
         """The key of the caps: (model, size class, service class)."""
         return (self.model, self.size_class, self.service_class)
+
+    @property
+    def name(self) -> str:
+        """As operators write it: ``MODEL.SIZE.SERVICE``."""
+        return ".".join(self.group)
 
 
 @dataclass(frozen=True, slots=True)

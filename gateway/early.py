@@ -6,13 +6,13 @@ refusal that comes after that has lost its status; its body becomes an error eve
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
 from gateway.contract import error_event
-from gateway.domain import Outcome, Surface
+from gateway.domain import Headers, Outcome, Surface
 from gateway.eager import Started
 from gateway.relay import STREAM_HEADERS, Send
 
@@ -22,19 +22,21 @@ COMMENT_EVERY_S = 10.0
 COMMENT = b": keep-alive\n\n"
 _OUTCOME = b"x-sluicegate-outcome"
 
-Header = tuple[bytes, bytes]
-
 
 class EarlySend:
     """An ASGI ``send`` that may begin a stream before there is anything to send.
 
     Args:
         send: the caller's.
+        pass_on: the caller's for chunks, where it has one.
         after_s: how long a stream may wait without a word.
     """
 
-    def __init__(self, send: Send, after_s: float) -> None:
+    def __init__(
+        self, send: Send, after_s: float, pass_on: Callable[[bytes], bool] | None = None
+    ) -> None:
         self._send = send
+        self._pass_on = pass_on
         self._after_s = after_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -45,10 +47,15 @@ class EarlySend:
         self._refusal: list[bytes] | None = None
         self._outcome = b""
 
-    def arm(self, surface: Surface, headers: Callable[[], Sequence[Header]]) -> None:
+    def arm(self, surface: Surface, headers: Callable[[], Headers]) -> None:
         """A stream waits: begin it in time, with ``headers`` as they are then."""
         self._surface = surface
         self._timer = self._loop.call_later(self._after_s, self._begin, headers)
+
+    def pass_on(self, chunk: bytes) -> bool:
+        """As the caller's; False while something of our own is still on its way."""
+        free = self._sending is None and self._refusal is None
+        return free and self._pass_on is not None and self._pass_on(chunk)
 
     def disarm(self) -> None:
         """The answer has come, or the request is over."""
@@ -81,7 +88,7 @@ class EarlySend:
             event = _error_event(b"".join(parts), self._outcome.decode(), self._surface)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
-    def _begin(self, headers: Callable[[], Sequence[Header]]) -> None:
+    def _begin(self, headers: Callable[[], Headers]) -> None:
         self._begun = True
         kind = (b"content-type", b"text/event-stream; charset=utf-8")
         head = [kind, *STREAM_HEADERS, *headers()]

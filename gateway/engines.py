@@ -8,10 +8,7 @@ What relayed requests find out (refused, cut, answered) comes in here too.
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import MappingProxyType
-
-import httpx
 
 from gateway.endpoint import Endpoint
 from gateway.health import (
@@ -25,14 +22,24 @@ from gateway.health import (
     after_success,
 )
 from gateway.scrape import Scrape, parse_metrics
-from gateway.wire import OUR_ERRNOS
+from gateway.wire import (
+    ConnectFailed,
+    ConnectTimedOut,
+    EngineClient,
+    Exchange,
+    NoSocket,
+    TimedOut,
+    WireError,
+)
 
-__all__ = ["Prober", "Probing", "http_client"]
+__all__ = ["Prober", "Probing"]
 
 HEALTH_BYTES = 64 << 10
 METRICS_BYTES = 4 << 20
 # A page beyond it, of very many engine cores, takes too long to read on the loop.
 PARSE_INLINE_BYTES = 128 << 10
+# Nothing compressed: bounds on bytes are to hold for what is kept.
+HEADERS = ((b"accept", b"*/*"), (b"accept-encoding", b"identity"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +49,6 @@ class Probing:
     interval_s: float = 1.0
     timeout_s: float = 2.0
     rules: HealthRules = field(default_factory=HealthRules)
-
-
-def http_client(endpoint: Endpoint, timeout_s: float) -> httpx.AsyncClient:
-    """A client for one engine that keeps no connections."""
-    # A context is costly to make, and httpx makes one even where there is no TLS. This one trusts
-    # nobody, should it be used all the same.
-    tls = endpoint.tls or SSLContext(PROTOCOL_TLS_CLIENT)
-    # Nothing compressed: bounds on bytes are to hold for what is kept.
-    headers = {"accept-encoding": "identity"}
-    if endpoint.host_header is not None:
-        headers["host"] = endpoint.host_header
-    return httpx.AsyncClient(
-        base_url=endpoint.base_url,
-        headers=headers,
-        timeout=timeout_s,
-        transport=httpx.AsyncHTTPTransport(
-            verify=tls,
-            uds=endpoint.unix_path,
-            limits=httpx.Limits(max_keepalive_connections=0),
-        ),
-    )
 
 
 class Prober:
@@ -84,6 +70,7 @@ class Prober:
         on_page: Callable[[EngineHealth], None] = lambda _: None,
     ) -> None:
         self._endpoints: dict[str, Endpoint] = {}
+        self._clients: dict[str, EngineClient] = {}
         self._health: dict[str, EngineHealth] = {}
         self._probing = probing
         self._clock = clock
@@ -111,6 +98,7 @@ class Prober:
         health = self._health[engine] if known else EngineHealth(engine)
         self.forget(engine)
         self._endpoints[engine] = endpoint
+        self._clients[engine] = self._client(endpoint)
         self._health[engine] = health
         self._note_probed()
         if self._group is not None:
@@ -119,6 +107,7 @@ class Prober:
     def forget(self, engine: str) -> None:
         """Probe an engine no longer, and know nothing of it."""
         self._endpoints.pop(engine, None)
+        self._clients.pop(engine, None)
         self._health.pop(engine, None)
         self._rounds.discard(engine)
         task = self._tasks.pop(engine, None)
@@ -129,6 +118,17 @@ class Prober:
     def use(self, probing: Probing) -> None:
         """Probe by other rules from now on."""
         self._probing = probing
+        self._clients = {name: self._client(found) for name, found in self._endpoints.items()}
+
+    def _client(self, endpoint: Endpoint) -> EngineClient:
+        # It keeps no connection: there is never one to close.
+        return EngineClient(
+            endpoint.url,
+            connect_timeout_s=self._probing.timeout_s,
+            max_idle=0,
+            tls=endpoint.tls,
+            service=endpoint.service,
+        )
 
     # -- what requests find out ------------------------------------------------------------
 
@@ -182,37 +182,36 @@ class Prober:
         self._tasks[engine] = group.create_task(self._watch(engine))
 
     async def _watch(self, engine: str) -> None:
-        async with http_client(self._endpoints[engine], self._probing.timeout_s) as client:
-            while True:
-                try:
-                    await self.probe(client, engine)
-                except Exception as error:  # whatever it is, the other engines are watched on
-                    self.silent(engine, _words(error))
-                self._rounds.add(engine)
-                self._note_probed()
-                await asyncio.sleep(self._probing.interval_s)
+        while True:
+            try:
+                await self.probe(engine)
+            except Exception as error:  # whatever it is, the other engines are watched on
+                self.silent(engine, _words(error))
+            self._rounds.add(engine)
+            self._note_probed()
+            await asyncio.sleep(self._probing.interval_s)
 
-    async def probe(self, client: httpx.AsyncClient, engine: str) -> None:
+    async def probe(self, engine: str) -> None:
         """One health check, and a look at the metrics of an engine that answers it."""
         try:
-            status, _ = await self.get(client, engine, "/health", HEALTH_BYTES)
-        except httpx.ConnectError as error:
-            if not _is_ours(error):
-                self.refused(engine, _words(error))
-            return
-        except (httpx.HTTPError, TimeoutError) as error:
-            self.silent(engine, _words(error))
+            status, _ = await self.get(engine, "/health", HEALTH_BYTES)
+        except NoSocket:
+            return  # ours: it says nothing of the engine
+        except WireError as error:
+            nobody = isinstance(error, ConnectFailed) and not isinstance(error, ConnectTimedOut)
+            tell = self.refused if nobody else self.silent
+            tell(engine, _words(error))
             return
         if status != 200:
             self.silent(engine, f"health answered {status}")
             return
         self._change(engine, lambda h: after_success(h, self._clock(), self._probing.rules))
-        await self._scrape(client, engine)
+        await self._scrape(engine)
 
-    async def _scrape(self, client: httpx.AsyncClient, engine: str) -> None:
+    async def _scrape(self, engine: str) -> None:
         try:
-            status, page = await self.get(client, engine, "/metrics", METRICS_BYTES)
-        except (httpx.HTTPError, TimeoutError):
+            status, page = await self.get(engine, "/metrics", METRICS_BYTES)
+        except WireError:
             return  # shown figures go stale; health does not rest on them
         if len(page) >= METRICS_BYTES:
             return  # sums over a part of a page would be wrong figures
@@ -225,23 +224,22 @@ class Prober:
         if engine in self._health:
             self._on_page(self._health[engine])
 
-    async def get(
-        self, client: httpx.AsyncClient, engine: str, path: str, limit_bytes: int
-    ) -> tuple[int, bytes]:
-        """Status and at most so much of a body, all of it within the time-out."""
-        service = self._endpoints[engine].service
-        extensions = {} if service is None else {"sni_hostname": service}
-        async with (
-            asyncio.timeout(self._probing.timeout_s),
-            client.stream("GET", path, extensions=extensions) as answer,
-        ):
-            parts, size = [], 0
-            async for part in answer.aiter_raw():
-                parts.append(part)
-                size += len(part)
-                if size >= limit_bytes:
-                    break
-            return answer.status_code, b"".join(parts)[:limit_bytes]
+    async def get(self, engine: str, path: str, limit_bytes: int) -> tuple[int, bytes]:
+        """Status and at most so much of a body, on a connection of its own.
+
+        Raises:
+            WireError: there was no such answer, or it was not had within the time-out.
+        """
+        exchange = self._clients[engine].exchange(b"GET", path.encode(), HEADERS)
+        timeout_s = self._probing.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await exchange.start()
+                return exchange.status, await _read(exchange, limit_bytes)
+        except TimeoutError:
+            raise TimedOut(f"{path}: no whole answer in {timeout_s:g} s") from None
+        finally:
+            exchange.close()
 
     def _set(self, health: EngineHealth) -> None:
         before = self._health[health.engine]
@@ -267,14 +265,11 @@ def _shown(health: EngineHealth) -> tuple[bool, int, bool]:
     return health.up, health.epoch, health.epochs.mixed
 
 
-def _is_ours(error: BaseException | None) -> bool:
-    """Whether no connection could be opened for want of something of our own."""
-    if error is None:
-        return False
-    if isinstance(error, BaseExceptionGroup):  # one for each address that was tried
-        return any(map(_is_ours, error.exceptions))
-    ours = isinstance(error, OSError) and error.errno in OUR_ERRNOS
-    return ours or _is_ours(error.__cause__ or error.__context__)
+async def _read(exchange: Exchange, limit_bytes: int) -> bytes:
+    body = bytearray()
+    while len(body) < limit_bytes and (part := await exchange.read()):
+        body += part
+    return bytes(body[:limit_bytes])
 
 
 def _words(error: Exception) -> str:

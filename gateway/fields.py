@@ -9,7 +9,10 @@ from typing import Any
 
 from gateway.domain import Outcome, Refused
 
-__all__ = ["bad", "flag", "objects", "reject_present", "text", "whole_number"]
+__all__ = ["BILLING", "bad", "flag", "objects", "reject_present", "text", "whole_number"]
+
+# Claude Code begins a system text with a line of its own, new with each request; vLLM drops it.
+BILLING = "x-anthropic-billing-header"
 
 
 def bad(param: str, reason: str) -> Refused:

@@ -1,30 +1,95 @@
 """Reads a configuration file: decides whether it can be read and has the shape that it should.
 
-Every fault is one ``ConfigError`` that names file, key and reason, and repeats no value:
-it may be a secret in the wrong place.
+Each fault names file, key and reason, and repeats no value: it may be a secret in the wrong
+place. What can be judged apart is: one ``ConfigError`` holds every fault that was found.
 """
 
 import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-__all__ = ["ConfigError", "read_bytes", "read_text", "resolve", "validated"]
+__all__ = [
+    "PACKAGE",
+    "ConfigError",
+    "Findings",
+    "Found",
+    "raise_all",
+    "read_bytes",
+    "read_text",
+    "resolve",
+    "validated",
+]
 
+PACKAGE = "package:"
 _M = TypeVar("_M", bound=BaseModel)
 
 
-class ConfigError(Exception):
-    """A configuration can't be used: ``FILE: KEY: REASON``."""
+class Found(NamedTuple):
+    """One fault; ``key`` is empty where the whole file is at fault."""
 
-    def __init__(self, file: Path, key: str, reason: str) -> None:
-        super().__init__(f"{file}: {key}: {reason}" if key else f"{file}: {reason}")
+    file: Path
+    key: str
+    reason: str
+
+    def __str__(self) -> str:
+        at = f"{self.file}: {self.key}" if self.key else f"{self.file}"
+        return f"{at}: {self.reason}"
+
+
+class ConfigError(Exception):
+    """A configuration can't be used: a line ``FILE: KEY: REASON`` for each of its ``faults``.
+
+    ``file``, ``key`` and ``reason`` are the first one's; ``more`` are the others.
+    """
+
+    def __init__(self, file: Path, key: str, reason: str, more: Iterable[Found] = ()) -> None:
+        self.faults = (Found(file, key, reason), *more)
+        super().__init__("\n".join(map(str, self.faults)))
         self.file = file
         self.key = key
         self.reason = reason
+
+
+class Findings:
+    """Gathers the faults of steps that do not depend on each other."""
+
+    def __init__(self) -> None:
+        self._found: list[Found] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Keep what this step finds; it ends at its first ``ConfigError``."""
+        try:
+            yield
+        except ConfigError as error:
+            self._found += error.faults
+
+    def settle(self) -> None:
+        """Go on only if nothing was found; what the steps made is whole then.
+
+        Raises:
+            ConfigError: all that was found, each fault once.
+        """
+        found = list(dict.fromkeys(self._found))
+        if found:
+            raise ConfigError(*found[0], more=found[1:])
+
+
+def raise_all(path: Path, faults: Iterable[tuple[str, str]]) -> None:
+    """Nothing where there is no fault, (key, reason), of the file at ``path``.
+
+    Raises:
+        ConfigError: all of them.
+    """
+    found = [Found(path, key, reason) for key, reason in faults]
+    if found:
+        raise ConfigError(*found[0], more=found[1:])
 
 
 def validated(shape: type[_M], text: str, path: Path) -> _M:
@@ -39,10 +104,11 @@ def validated(shape: type[_M], text: str, path: Path) -> _M:
         raise ConfigError(path, "", f"not TOML: {error}") from error
     except ValidationError as error:
         # The input is left out of the message: it may be a secret in the wrong place.
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise ConfigError(
-            path, _dotted(first["loc"]), _reason(first["type"], first["msg"])
-        ) from error
+        told = error.errors(include_input=False, include_url=False)
+        first, *more = (
+            Found(path, _dotted(one["loc"]), _reason(one["type"], one["msg"])) for one in told
+        )
+        raise ConfigError(*first, more=more) from error
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:
@@ -84,8 +150,8 @@ def read_bytes(path: Path, named_by: Path, key: str) -> bytes:
 
 def resolve(config_path: Path, reference: str) -> Path:
     """Where a reference of the configuration leads, as ``package:NAME/FILE`` or as a path."""
-    package, slash, inside = reference.removeprefix("package:").partition("/")
-    if not (reference.startswith("package:") and slash):
+    package, slash, inside = reference.removeprefix(PACKAGE).partition("/")
+    if not (reference.startswith(PACKAGE) and slash):
         return config_path.parent / reference
     # find_spec locates a top-level package without running any of its code.
     spec = find_spec(package) if package.isidentifier() else None

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.command import UsageError, add_group, add_json, add_verb
-from gateway.config import load
+from gateway.config import ConfigError, Settings, load
 from gateway.counters import load_counters
+from gateway.files import Findings, Found
 from gateway.keys import known_service_class, list_keys, make_key, revoke_key
 from gateway.observe import series_bound
 from gateway.review import replica_words, warnings_of
@@ -22,10 +23,12 @@ __all__ = ["add_file_verbs"]
 
 
 def _check(args: argparse.Namespace) -> int:
-    settings = load(args.config)
-    load_counters(settings)
-    certificates(settings)
-    make_tracer(settings, dry=True)
+    try:
+        settings = _checked(args.config)
+    except ConfigError as error:
+        if args.json:
+            print(json.dumps({"faults": [_fault(fault) for fault in error.faults]}))
+        raise
     shown = {
         "digest": settings.digest(),
         "series_at_most": series_bound(settings),
@@ -36,19 +39,42 @@ def _check(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(shown))
         return 0
-    _tell(shown)
-    print(f"{args.config}: good")
+    _tell(args.config, shown)
     return 0
 
 
-def _tell(shown: dict[str, Any]) -> None:
+def _checked(path: Path) -> Settings:
+    """The settings, if a gateway could start with them.
+
+    Raises:
+        ConfigError: all that stops it.
+    """
+    settings, found = load(path), Findings()
+    with found.step():
+        load_counters(settings)
+    with found.step():
+        certificates(settings)
+    with found.step():
+        make_tracer(settings, dry=True)
+    found.settle()
+    return settings
+
+
+def _fault(fault: Found) -> dict[str, str]:
+    return {"file": str(fault.file), "key": fault.key, "reason": fault.reason}
+
+
+def _tell(path: Path, shown: dict[str, Any]) -> None:
+    """Warnings stand before the settings, which are long, and are counted in the last line."""
+    for warning in shown["warnings"]:
+        print(f"warning: {warning}")
     print(json.dumps(shown["settings"], indent=2))
     for line in shown["replica"]:
         print(line)
-    for warning in shown["warnings"]:
-        print(f"warning: {warning}")
     print(f"at most {shown['series_at_most']} metric series")
-    print(f"digest {shown['digest']}")
+    many = len(shown["warnings"])
+    warnings = f"{many or 'no'} warning{'' if many == 1 else 's'}"
+    print(f"{path}: good, {warnings}, digest {shown['digest']}")
 
 
 def _new(args: argparse.Namespace) -> int:

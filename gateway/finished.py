@@ -47,7 +47,7 @@ class Finished:
     max_stall_s: float | None = None
     gaps: Sequence[int] = ()
     gaps_sum_s: float = 0.0
-    retries: int = 0
+    retry_reason: str | None = None
     offered: bool = False
     detail: str | None = None
 
@@ -78,7 +78,8 @@ def log_line(finished: Finished) -> bytes:
         "ttft_ms": _ms(finished.first_event_s, finished.arrived_s),
         "max_stall_ms": _ms(finished.max_stall_s),
         "e2e_ms": _ms(finished.ended_s, finished.arrived_s),
-        "retries": finished.retries,
+        "retries": int(finished.retry_reason is not None),
+        "retry_reason": finished.retry_reason,
         "detail": finished.detail,
     }
     present = {key: value for key, value in line.items() if value is not None}
@@ -86,4 +87,5 @@ def log_line(finished: Finished) -> bytes:
 
 
 def _ms(end_s: float | None, start_s: float = 0.0) -> float | None:
-    return None if end_s is None else round((end_s - start_s) * 1000.0, 3)
+    # Microseconds, cut after a half is added: ``round`` to three places takes four times as long.
+    return None if end_s is None else int((end_s - start_s) * 1e6 + 0.5) / 1e3

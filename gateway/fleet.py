@@ -14,8 +14,6 @@ from traceback import extract_tb
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
-
 from gateway import schema
 from gateway.adapting import Adapting, Range
 from gateway.breaker import BreakerRule
@@ -26,7 +24,16 @@ from gateway.engines import Prober, Probing
 from gateway.floors import least_limits
 from gateway.health import EngineHealth, HealthRules
 from gateway.journal import Journal
-from gateway.membership import Members, carried, engines_of, limits_of, named, topology, users_of
+from gateway.membership import (
+    Members,
+    carried,
+    engines_of,
+    limits_of,
+    named,
+    topology,
+    users_of,
+    with_engines,
+)
 from gateway.progress import PriorityState
 from gateway.resolve import assigned, lookup
 from gateway.routing import RouteTable
@@ -142,31 +149,25 @@ class Fleet:
         Raises:
             ValueError: the pool or the addresses can't be; the message says why.
         """
-        section = self._settings.document.pool.get(pool)
-        if section is None:
-            raise ValueError(f"no pool {pool!r} is configured")
-        if section.dns is not None:
-            raise ValueError(f"pool {pool!r} has the engines of {section.dns}")
-        if not engines or len(set(engines)) < len(engines):
-            raise ValueError(f"pool {pool!r}: name each engine once, and at least one")
-        if len(engines) > section.engine_bound:
-            raise ValueError(
-                f"pool {pool!r} may have {section.engine_bound} engines (pool.{pool}.max_engines)"
-            )
-        try:
-            schema.Pool.model_validate({"engines": tuple(engines)})
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise ValueError(f"pool {pool!r}: {first['input']!r}: {first['msg']}") from error
+        members, contexts = self.check_pool(pool, engines)
         before = list(self._members[pool])
-        members = {**self._members, pool: MappingProxyType({e: e for e in engines})}
-        try:
-            self._contexts = _contexts(self._settings, members, self._contexts)
-        except EngineTlsError as error:
-            raise ValueError(f"pool {pool!r}: {error}") from error
-        self._members = members
+        self._members, self._contexts = members, contexts
         self._journal.event("pool_changed", pool=pool, before=before, engines=list(engines))
         self._apply()
+
+    def check_pool(
+        self, pool: str, engines: Sequence[str]
+    ) -> tuple[Members, dict[str, SSLContext]]:
+        """What all pools and their TLS would be if ``pool`` had these engines.
+
+        Raises:
+            ValueError: the pool or the addresses can't be; the message says why.
+        """
+        members = with_engines(self._settings.document, self._members, pool, engines)
+        try:
+            return members, _contexts(self._settings, members, self._contexts)
+        except EngineTlsError as error:
+            raise ValueError(f"pool {pool!r}: {error}") from error
 
     def _limits(
         self, settings: Settings, table: RouteTable, members: Members
@@ -330,6 +331,10 @@ class Fleet:
     def isolation_fault(self) -> str | None:
         """Under ``isolation = "required"``: which pools are the same engine after all."""
         return self._standing.isolation_fault()
+
+    def same_as(self, engine: str) -> list[str]:
+        """The other engines that turned out to be this one."""
+        return self._standing.same_as(engine)
 
     def priority(self, engine: str) -> PriorityState:
         """What is known of an engine's priorities."""

@@ -66,10 +66,6 @@ def _kv_floor(specs: tuple[FlowSpec, ...]) -> int:
     return max(map(_kv_charge, specs)) + reserved
 
 
-def _name(flow: FlowSpec) -> str:
-    return f"flow.{flow.size_class}.{flow.service_class} (model {flow.model})"
-
-
 def broken_floors(flows: Iterable[FlowSpec], limits: EngineLimits) -> list[str]:
     """Every floor that ``limits`` break for the flows that use the engine, naming who suffers.
 
@@ -79,7 +75,7 @@ def broken_floors(flows: Iterable[FlowSpec], limits: EngineLimits) -> list[str]:
     if not specs:
         return []
     broken = [
-        f"{_name(flow)}: reserved_slots needs reserved_prefill_tokens >= "
+        f"flow.{flow.name}: reserved_slots needs reserved_prefill_tokens >= "
         f"{flow.largest_prompt_tokens}, its largest prompt (it is "
         f"{flow.reserved_prefill_tokens}), or its reserved slots are unusable"
         for flow in specs
@@ -93,7 +89,7 @@ def broken_floors(flows: Iterable[FlowSpec], limits: EngineLimits) -> list[str]:
     )
     broken += [
         f"limits.{key} is {value}, must be at least {floor:g}: "
-        f"{_name(largest)} could otherwise never fit beside the reservations"
+        f"flow.{largest.name} could otherwise never fit beside the reservations"
         for key, value, floor in floors
         if value < floor
     ]

@@ -150,7 +150,8 @@ class Flow:
 
     ``accepts`` is false once the configuration no longer names the flow: what waits drains on the
     engines it had. ``routed`` is false then, and for an arm that the route table no longer names:
-    that drains on the pool of the other arm; neither has reservations of its own. ``running``
+    that drains on the pool of the other arm; neither has reservations of its own. ``draining``
+    ones refuse what arrives and what waits; what runs goes on. ``running``
     requests hold a lease; ``head`` is the first waiting ticket. ``share`` is its part of the
     ring's weights, ``ring_rate`` how fast all flows of the ring are served together.
     """
@@ -165,6 +166,7 @@ class Flow:
         self.mode = AdmissionMode.ENFORCE
         self.routed = True
         self.accepts = True
+        self.draining = False
         self.running = 0
         self.queue: OrderedDict[int, Ticket] = OrderedDict()
         self.queued_cost = 0.0
@@ -191,6 +193,18 @@ class Flow:
         self.reserved_prefill_tokens = spec.reserved_prefill_tokens
         self.largest_kv_tokens = spec.largest_prompt_tokens + spec.output_estimate_tokens
         self.max_cost = spec.largest_prompt_tokens + beta * spec.output_estimate_tokens
+
+    def weigh(self, weight: float, quantum: float) -> None:
+        """Take another weight: credit and debt become at most what that one allows out of turn.
+
+        A debt that a canary's half may run up on reservations is fifty times as many turns of the
+        hundredth that is left when it is taken back.
+        """
+        if weight == self.weight:
+            return
+        self.weight = weight
+        turn, own = weight * quantum, self.deficit - self.given_back
+        self.deficit = self.given_back + min(max(own, -(turn + self.max_cost)), turn)
 
     def use(self, pool: "Iterable[EngineLedger]") -> None:
         """Let this flow be served by a pool from now on: by those that ever take its class."""
@@ -280,11 +294,8 @@ class Flow:
         return max((now - t.arrived_s for t in self.queue.values()), default=0.0)
 
     def __repr__(self) -> str:
-        key = self.key
-        return (
-            f"<{key.model}/{key.size_class}/{key.service_class}/{key.arm}: "
-            f"{len(self.queue)} queued, deficit {self.deficit:.0f}>"
-        )
+        queued = len(self.queue)
+        return f"<{'.'.join(self.key)}: {queued} queued, deficit {self.deficit:.0f}>"
 
 
 def share_out(flows: Sequence[Flow]) -> ServiceRate:

@@ -21,7 +21,6 @@ __all__ = [
     "model_named",
     "surface_at",
     "surface_of",
-    "trace_id",
 ]
 
 # The only paths there are: engines leave several inference and admin paths unauthenticated.
@@ -35,7 +34,6 @@ _MODEL_BYTES = _ONE_MODEL.encode()
 _MODEL_PATH = re.compile(r"/v1/models/[A-Za-z0-9._:/-]{1,128}")
 _ONE_RESPONSE = "/v1/responses/"
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
-_TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def surface_at(scope: Mapping[str, Any]) -> Surface | None:
@@ -128,10 +126,3 @@ def max_wait_s(sent: Sent) -> float | None:
         message = "X-Sluicegate-Max-Wait must be one number of seconds."
         raise Refused(Outcome.BAD_REQUEST, message)
     return float(value)
-
-
-def trace_id(sent: Sent) -> str | None:
-    """The trace id of one well-formed W3C ``traceparent``."""
-    parent = sent.get(b"traceparent")
-    match = None if parent is None else _TRACEPARENT.fullmatch(parent)
-    return match.group(1).decode() if match else None

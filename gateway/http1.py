@@ -11,9 +11,12 @@ the framing is not what it seemed, and closes it.
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol, cast
 
 import httptools
+
+from gateway.domain import Header
 
 __all__ = [
     "MAX_HEAD_BYTES",
@@ -29,8 +32,6 @@ __all__ = [
     "WireError",
     "request_head",
 ]
-
-Header = tuple[bytes, bytes]
 
 MAX_HEAD_BYTES = 64 * 1024  # as at the gateway's own edge
 
@@ -75,6 +76,17 @@ class TimedOut(WireError):
     """A time limit of the exchange passed."""
 
 
+@lru_cache(maxsize=4096)
+def _size_line(nbytes: int) -> bytes:
+    """The size line of the one plain chunk that is ``nbytes`` long with it; empty if none is."""
+    for digits in range(1, 8):
+        size = nbytes - digits - 4
+        line = b"%x\r\n" % max(size, 0)
+        if size > 0 and len(line) == digits + 2:
+            return line
+    return b""
+
+
 def _plain(framing: Header) -> bool:
     return framing[0] == b"content-length" or framing[1] == b"chunked"
 
@@ -85,8 +97,11 @@ class Receiver(Protocol):
     def got_head(self, status: int, headers: list[Header]) -> None:
         """The final response's head is whole; hop-by-hop headers are left out."""
 
-    def got_body(self, data: bytes) -> bool:
-        """Body bytes came. True asks the connection to pause reading."""
+    def got_body(self, data: bytes, framed: bytes | None = None) -> bool:
+        """Body bytes came. True asks the connection to pause reading.
+
+        ``framed``: the same as one chunk with its size line, where they came as a plain one.
+        """
 
     def finish(self) -> None:
         """The response is whole, and the connection no longer the receiver's."""
@@ -102,22 +117,28 @@ def request_head(
 
     Hop-by-hop headers and those of the framing are dropped: they are made here.
     """
-    if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(target):
-        raise ValueError(f"request line {method!r} {target!r}: not sendable")
-    lines = [b"%b %b HTTP/1.1\r\nhost: %b" % (method, target, host)]
+    lines = [_first_lines(method, target, host)]
     # Two searches over all headers cost what two over one of them do.
-    names, values = [name for name, _ in headers], [value for _, value in headers]
-    if (
-        not all(names)
-        or _NOT_IN_TOKEN.search(b"".join(names))
-        or (_NOT_IN_VALUE.search(b"".join(values)))
-    ):
+    names, values = zip(*headers, strict=True) if headers else ((), ())
+    if not _are_tokens(names) or _NOT_IN_VALUE.search(b"".join(values)):
         raise ValueError(f"request headers {_unsendable(headers)!r}: not sendable")
     lines += [b"%b: %b" % header for header in headers if header[0].lower() not in _HOP_BY_HOP]
     if length or method == b"POST":
         lines.append(b"content-length: %d" % length)
     lines.append(b"\r\n")
     return b"\r\n".join(lines)
+
+
+@lru_cache(maxsize=256)
+def _first_lines(method: bytes, target: bytes, host: bytes) -> bytes:
+    if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(target):
+        raise ValueError(f"request line {method!r} {target!r}: not sendable")
+    return b"%b %b HTTP/1.1\r\nhost: %b" % (method, target, host)
+
+
+@lru_cache(maxsize=256)
+def _are_tokens(names: tuple[bytes, ...]) -> bool:
+    return all(names) and _NOT_IN_TOKEN.search(b"".join(names)) is None
 
 
 def _unsendable(headers: Sequence[Header]) -> list[bytes]:
@@ -210,18 +231,29 @@ class Connection(asyncio.BufferedProtocol):
         if self._receiver is None:
             self.drop()
             return
-        if self._between_chunks and self._is_one_chunk(nbytes):
-            return
+        if self._between_chunks:
+            # Past the parser, which stands between two chunks and will stand there after it. What
+            # is not plainly one (an extension, capitals, zeros, the last one) is the parser's.
+            data, line = bytes(self._buffer[:nbytes]), _size_line(nbytes)
+            if line and data.startswith(line) and data.endswith(b"\r\n"):
+                if self._receiver.got_body(data[len(line) : -2], data):
+                    self._pause()
+                return
+        self._parse(nbytes)
+
+    def _parse(self, nbytes: int) -> None:
         self.silent = False
         self._overhead_bytes += nbytes
         read = self._buffer[:nbytes]
         try:
             self._parser.feed_data(read)
         except httptools.HttpParserError as error:
-            self._hand_on()
+            if self._bodies:
+                self._hand_on()
             self._refuse(error)
         else:
-            self._hand_on()
+            if self._bodies:
+                self._hand_on()
             # A size line that is not whole yet does not end so, one that is whole was told.
             self._between_chunks = self._chunk_done and bytes(read[-2:]) == b"\r\n"
             if self._overhead_bytes > MAX_HEAD_BYTES:
@@ -229,29 +261,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._complete:
             self._end()
 
-    def _is_one_chunk(self, nbytes: int) -> bool:
-        """Pass on a read that is exactly one chunk, the usual one, past the parser.
-
-        The parser stands between two chunks and will stand there after it. What is not plainly
-        such a chunk (an extension, capitals, leading zeros, the last one) is the parser's.
-        """
-        data = bytes(self._buffer[:nbytes])
-        end = data.find(b"\r\n", 1, 8)
-        size = nbytes - end - 4
-        if end < 0 or size <= 0 or not data.endswith(b"\r\n") or data[:end] != b"%x" % size:
-            return False
-        self._bodies.append(data[end + 2 : -2])
-        self._hand_on()
-        return True
-
     def _hand_on(self) -> None:
         """Give the receiver the body bytes of one read, in one piece."""
         bodies = self._bodies
-        if not bodies:
-            return
         data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
         bodies.clear()
-        if self._receiver is not None and self._receiver.got_body(data) and not self._paused:
+        if self._receiver is not None and self._receiver.got_body(data):
+            self._pause()
+
+    def _pause(self) -> None:
+        if not self._paused:
             self._paused = True
             self.pauses += 1
             self._transport.pause_reading()
@@ -354,7 +373,8 @@ class Connection(asyncio.BufferedProtocol):
         receiver, self._receiver = self._receiver, None
         # A request that was answered before it was all sent leaves its rest in the way.
         if self._reusable and not self._transport.get_write_buffer_size():
-            self.resume_reading()
+            if self._paused:
+                self.resume_reading()
             self._on_idle(self)
         else:
             self.drop()

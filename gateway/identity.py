@@ -8,19 +8,18 @@ keys, issuers or a key set change. Where a newer key set could decide, ``authent
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
 from gateway.auth import Keyring, by_key, credential
-from gateway.domain import Outcome, Principal, Refused
+from gateway.domain import Headers, Outcome, Principal, Refused
 from gateway.issuers import Keeper, KeeperView, OnEvent
 from gateway.keysets import KeySet
 from gateway.tokens import Issuer, NeedsKeySet, TokenRules, Verified, read_token, verify
 
 __all__ = ["Identity", "NeedsKeySet"]
 
-Headers = Sequence[tuple[bytes, bytes]]
 
 MAX_REMEMBERED = 4096
 REMEMBERED_S = 60.0

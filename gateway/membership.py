@@ -4,8 +4,10 @@ A pool's members are addresses by engine name. An engine that the configuration 
 its address; one that was looked up has one of its pool's own names. Pure: no I/O, no clock.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+
+from pydantic import ValidationError
 
 from gateway import schema
 from gateway.domain import EngineLimits
@@ -21,6 +23,7 @@ __all__ = [
     "named",
     "topology",
     "users_of",
+    "with_engines",
 ]
 
 Members = Mapping[str, Mapping[str, str]]
@@ -44,6 +47,33 @@ def carried(before: schema.Document, members: Members, after: schema.Document) -
                 dict(list(members.get(name, {}).items())[: new.engine_bound])
             )
     return found
+
+
+def with_engines(
+    document: schema.Document, members: Members, pool: str, engines: Sequence[str]
+) -> Members:
+    """The members if an operator gives ``pool`` these engines.
+
+    Raises:
+        ValueError: the pool or the addresses can't be; the message says why.
+    """
+    section = document.pool.get(pool)
+    if section is None:
+        raise ValueError(f"no pool {pool!r} is configured")
+    if section.dns is not None:
+        raise ValueError(f"pool {pool!r} has the engines of {section.dns}")
+    if not engines or len(set(engines)) < len(engines):
+        raise ValueError(f"pool {pool!r}: name each engine once, and at least one")
+    if len(engines) > section.engine_bound:
+        raise ValueError(
+            f"pool {pool!r} may have {section.engine_bound} engines (pool.{pool}.max_engines)"
+        )
+    try:
+        schema.Pool.model_validate({"engines": tuple(engines)})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"pool {pool!r}: {first['input']!r}: {first['msg']}") from error
+    return {**members, pool: MappingProxyType({engine: engine for engine in engines})}
 
 
 def engines_of(members: Members) -> dict[str, str]:

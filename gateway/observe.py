@@ -7,22 +7,23 @@ at scrape time from the admission core, so a request that never leaves is seen t
 metrics nor log hold prompt text or credentials.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gateway.config import Settings, SizeClass
 from gateway.domain import Outcome, Surface
 from gateway.finished import Finished, log_line
+from gateway.live import Reading
+from gateway.occupancy import WATCH_STATES, EngineLoad, FlowLoad, Gauges, Occupancy
 from gateway.progress import Pace, PriorityState
 from gateway.tallies import BOUNDS_S, Kind, Tallies
 
 __all__ = [
     "METRICS",
     "UNKNOWN",
+    "WATCH_STATES",
     "EngineLoad",
     "Finished",
     "FlowLoad",
@@ -39,6 +40,7 @@ _CLASSIFICATION = "sluicegate_classification_seconds"
 # Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
 _COMPLETED, _CLIENT_CANCELLED = Outcome.COMPLETED, Outcome.CLIENT_CANCELLED
 _PHASES = ("queued", "before_first_byte", "mid_stream")
+_RETRY_REASONS = ("unreachable", "rejected", "disconnected")  # attempt.py gives them
 
 
 # Names are fixed: dashboards, alert rules and the bench read them. Counters gain "_total".
@@ -60,8 +62,13 @@ METRICS: Mapping[str, Kind] = MappingProxyType(
             "counter", _FLOW, "Requests whose prompt the engine counted differently."
         ),
         "sluicegate_output_tokens": Kind("counter", _FLOW, "Output tokens engines reported."),
+        "sluicegate_canary_aborts": Kind(
+            "counter", ("route",), "Canaries that their watch took back."
+        ),
         "sluicegate_cancelled": Kind("counter", ("phase",), "Callers that left, by phase."),
-        "sluicegate_retries": Kind("counter", ("pool",), "Requests sent to a second engine."),
+        "sluicegate_retries": Kind(
+            "counter", ("pool", "reason"), "Requests sent to a second engine, and why."
+        ),
         "sluicegate_queue_wait_seconds": Kind("histogram", _FLOW, "Arrival to dispatch."),
         "sluicegate_ttft_seconds": Kind("histogram", _FLOW, "Arrival to first data event."),
         "sluicegate_engine_ttft_seconds": Kind("histogram", _FLOW, "Dispatch to first event."),
@@ -76,6 +83,8 @@ METRICS: Mapping[str, Kind] = MappingProxyType(
         "sluicegate_queue_tokens": Kind("gauge", _FLOW, "Prompt tokens waiting."),
         "sluicegate_queue_bytes": Kind("gauge", _FLOW, "Body bytes waiting."),
         "sluicegate_oldest_waiting_age_seconds": Kind("gauge", _FLOW, "Age of the oldest."),
+        "sluicegate_queue_depth_limit": Kind("gauge", _FLOW, "Requests that may wait."),
+        "sluicegate_oldest_waiting_age_limit_seconds": Kind("gauge", _FLOW, "No age is above it."),
         "sluicegate_engine_up": Kind("gauge", ("engine",), "1 if the engine is in use."),
         "sluicegate_engine_epoch": Kind("gauge", ("engine",), "Starts of the engine seen."),
         "sluicegate_engine_slots": Kind("gauge", ("engine",), "Sequences in flight."),
@@ -97,53 +106,14 @@ METRICS: Mapping[str, Kind] = MappingProxyType(
         "sluicegate_route_candidate_weight": Kind(
             "gauge", ("route",), "Part of a route's callers that get its candidate pool."
         ),
+        "sluicegate_canary_watch": Kind(
+            "gauge", ("route", "state"), "1 for the state of the route's last canary."
+        ),
         "sluicegate_draining": Kind("gauge", (), "1 while the gateway drains."),
+        "sluicegate_reload_refused": Kind("gauge", (), "1 if the last reload changed nothing."),
         "sluicegate_drain_remaining": Kind("gauge", (), "Requests a drain still waits for."),
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FlowLoad:
-    """What waits and runs of one (size class, service class); several rows are summed."""
-
-    size_class: str
-    service_class: str
-    queued: int
-    queued_tokens: int
-    queued_bytes: int
-    oldest_age_s: float
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """One engine's ledger and limits."""
-
-    engine: str
-    up: bool
-    epoch: int
-    slots: int
-    prefill_tokens: int
-    kv_tokens: int
-    slots_limit: int
-    prefill_tokens_limit: int
-    kv_tokens_limit: int
-    prefilling: tuple[tuple[str, int], ...] = ()
-    progress: str = Pace.UNKNOWN
-    priority: str = PriorityState.NOT_ASKED
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """The state of the gateway at one moment, as scraped."""
-
-    flows: Sequence[FlowLoad]
-    engines: Sequence[EngineLoad]
-    route_revision: int
-    draining: bool = False
-    drain_remaining: int = 0
-    routes: Sequence[tuple[str, float]] = ()
 
 
 class Observer:
@@ -158,7 +128,7 @@ class Observer:
         self._tallies = Tallies(METRICS, BOUNDS_S)
         self.use(settings)
         self.registry.register(self._tallies)
-        self.registry.register(_OccupancyCollector(occupancy))
+        self.registry.register(Gauges(METRICS, occupancy))
 
     def use(self, settings: Settings) -> None:
         """Take the classes and pools of another configuration; what was counted stays."""
@@ -178,6 +148,10 @@ class Observer:
         labels = self._flow(size_class, service_class).labels
         self._tallies.count("sluicegate_would_refuse", *labels, outcome).value += 1
 
+    def canary_aborted(self, route: str) -> None:
+        """Count a canary that its watch took back."""
+        self._tallies.count("sluicegate_canary_aborts", route).value += 1
+
     def refused_at_edge(self, outcome: Outcome) -> None:
         """Count a request that ended before it could be read: it has no surface and no line."""
         self.offered(None, None)
@@ -191,8 +165,8 @@ class Observer:
             flow.offered.value += 1
         count("sluicegate_outcomes", *flow.labels, outcome).value += 1
         count("sluicegate_answers", finished.surface or UNKNOWN, outcome).value += 1
-        if finished.retries and finished.pool is not None and finished.pool in self._pools:
-            count("sluicegate_retries", finished.pool).value += finished.retries
+        if finished.retry_reason in _RETRY_REASONS and finished.pool in self._pools:
+            count("sluicegate_retries", finished.pool, finished.retry_reason).value += 1
         if outcome is _CLIENT_CANCELLED:
             count("sluicegate_cancelled", _phase(finished)).value += 1
         method = finished.classify_method
@@ -200,6 +174,16 @@ class Observer:
             self._tallies.spread(_CLASSIFICATION, method).note(finished.classify_s)
         if finished.dispatched_s is not None:
             flow.ran(finished, finished.dispatched_s)
+
+    def reading(self, now: float) -> Reading:
+        """What the counters that the console shows say now."""
+        tallies = self._tallies
+        return Reading(
+            now,
+            {(a, b, c): n for (a, b, c), n in tallies.counted("sluicegate_outcomes").items()},
+            {(a, b): n for (a, b), n in tallies.spreads("sluicegate_ttft_seconds").items()},
+            {(a, b): n for (a, b), n in tallies.spreads("sluicegate_chunk_gap_seconds").items()},
+        )
 
     def page(self) -> bytes:
         """The metrics page in Prometheus' text format."""
@@ -283,68 +267,6 @@ def _met(finished: Finished, limits: SizeClass) -> bool:
     )
 
 
-class _OccupancyCollector:
-    """Turns the occupancy at scrape time into gauges."""
-
-    def __init__(self, occupancy: Callable[[], Occupancy]) -> None:
-        self._occupancy = occupancy
-
-    def collect(self) -> Iterable[Metric]:
-        now = self._occupancy()
-        gauges = {
-            name: GaugeMetricFamily(name, kind.text, labels=kind.labels)
-            for name, kind in METRICS.items()
-            if kind.kind == "gauge"
-        }
-        for name, labels, value in (*_flow_rows(now.flows), *_engine_rows(now.engines)):
-            gauges[name].add_metric(labels, value)
-        gauges["sluicegate_route_revision"].add_metric((), now.route_revision)
-        for route, weight in now.routes:
-            gauges["sluicegate_route_candidate_weight"].add_metric((route,), weight)
-        gauges["sluicegate_drain_remaining"].add_metric((), now.drain_remaining)
-        gauges["sluicegate_draining"].add_metric((), float(now.draining))
-        return gauges.values()
-
-
-_Sample = tuple[str, tuple[str, ...], float]
-
-
-def _flow_rows(flows: Iterable[FlowLoad]) -> Iterator[_Sample]:
-    sums: dict[tuple[str, str], list[float]] = {}
-    for f in flows:
-        row = sums.setdefault((f.size_class, f.service_class), [0.0] * 5)
-        added = (f.in_flight, f.queued, f.queued_tokens, f.queued_bytes)
-        row[:4] = [have + more for have, more in zip(row, added, strict=False)]
-        row[4] = max(row[4], f.oldest_age_s)
-    names = ("in_flight", "queue_depth", "queue_tokens", "queue_bytes")
-    for labels, row in sums.items():
-        for name, value in zip((*names, "oldest_waiting_age_seconds"), row, strict=True):
-            yield f"sluicegate_{name}", labels, value
-
-
-def _engine_rows(engines: Iterable[EngineLoad]) -> Iterator[_Sample]:
-    for e in engines:
-        values = {
-            "up": float(e.up),
-            "epoch": e.epoch,
-            "slots": e.slots,
-            "prefill_tokens": e.prefill_tokens,
-            "kv_tokens": e.kv_tokens,
-            "slots_limit": e.slots_limit,
-            "prefill_tokens_limit": e.prefill_tokens_limit,
-            "kv_tokens_limit": e.kv_tokens_limit,
-        }
-        for name, value in values.items():
-            yield f"sluicegate_engine_{name}", (e.engine,), value
-        for pace in Pace:
-            yield "sluicegate_engine_progress", (e.engine, pace.value), float(pace == e.progress)
-        for state in PriorityState:
-            labels = (e.engine, state.value)
-            yield "sluicegate_engine_priority", labels, float(state == e.priority)
-        for size_class, count in e.prefilling:
-            yield "sluicegate_engine_prefilling", (e.engine, size_class), count
-
-
 def series_bound(settings: Settings) -> int:
     """The most series the metrics page can ever have under these settings."""
     values = {
@@ -359,6 +281,8 @@ def series_bound(settings: Settings) -> int:
         "route": len(settings.document.route),
         "method": len(_METHODS),
         "phase": len(_PHASES),
+        "reason": len(_RETRY_REASONS),
+        "state": len(WATCH_STATES),
     }
     # A histogram has its buckets, +Inf, sum and count.
     per_child = {"gauge": 1, "counter": 1, "histogram": len(BOUNDS_S) + 3}

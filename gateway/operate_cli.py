@@ -6,18 +6,19 @@ Exit codes: 0 done; 1 a gateway said no or can't be reached; 2 wrong usage.
 import argparse
 import asyncio
 import json
-import os
+import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.admin_client import Admin, change_limits, client_tls
-from gateway.command import UsageError, add_group, add_json, add_verb
+from gateway.admin_client import change_limits
+from gateway.admin_flags import add_admin_flags, admins_of
+from gateway.command import UsageError, add_group, add_json, add_verb, table_lines
+from gateway.endpoint import EngineTlsError, engine_context
+from gateway.schema import EngineTls
 
 __all__ = ["add_operator_verbs"]
 
-ADMIN_URL = "http://127.0.0.1:8081"
-TOKEN_VARIABLE = "SLUICEGATE_ADMIN_TOKEN"  # noqa: S105  the variable's name
 WORDS = {"true": True, "false": False, "default": None, "null": None}
 
 
@@ -25,7 +26,7 @@ WORDS = {"true": True, "false": False, "default": None, "null": None}
 
 
 def _show(args: argparse.Namespace) -> int:
-    _tell_limits(args, [(admin.url, admin.get("/admin/limits")) for admin in _admins(args)])
+    _tell_limits(args, [(admin.url, admin.get("/admin/limits")) for admin in admins_of(args)])
     return 0
 
 
@@ -42,7 +43,7 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _change(args: argparse.Namespace, values: dict[str, Any]) -> int:
-    admins = _admins(args)
+    admins = admins_of(args)
     after = change_limits(admins, values, getattr(args, "expires", None))
     _tell_limits(args, [(a.url, seen) for a, seen in zip(admins, after, strict=True)])
     return 0
@@ -86,25 +87,15 @@ def _flow_rows(flows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    lines = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    for line in table_lines(rows):
+        print(line)
 
 
 # -- the others ----------------------------------------------------------------------------
 
 
 def _reload(args: argparse.Namespace) -> int:
-    told = [{"url": admin.url, **admin.post("/admin/reload")} for admin in _admins(args)]
+    told = [{"url": admin.url, **admin.post("/admin/reload")} for admin in admins_of(args)]
     if args.json:
         print(json.dumps(told))
         return 0
@@ -120,7 +111,7 @@ def _reload(args: argparse.Namespace) -> int:
 
 def _usage(args: argparse.Namespace) -> int:
     rows: dict[str, dict[str, Any]] = {}
-    for admin in _admins(args):
+    for admin in admins_of(args):
         for row in admin.get("/admin/usage")["usage"]:
             _add(rows.setdefault(row["key_id"], {"key_id": row["key_id"]}), row)
     if args.json:
@@ -141,9 +132,11 @@ def _probe(args: argparse.Namespace) -> int:
     from gateway.capability import probe_priority  # noqa: PLC0415  not needed by other verbs
 
     key = None if args.api_key_file is None else args.api_key_file.read_text().strip()
-    report = asyncio.run(
-        probe_priority(args.url.rstrip("/"), args.model, api_key=key, timeout_s=args.timeout)
+    url = args.url.rstrip("/")
+    asked = probe_priority(
+        url, args.model, api_key=key, timeout_s=args.timeout, tls=_engine_tls(url, args)
     )
+    report = asyncio.run(asked)
     if args.json:
         shown = {"verdict": report.verdict, "evidence": list(report.evidence), "ok": report.ok}
         print(json.dumps(shown))
@@ -154,27 +147,21 @@ def _probe(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-# -- who is spoken to ----------------------------------------------------------------------
-
-
-def _admins(args: argparse.Namespace) -> list[Admin]:
-    urls = args.admin_url or [ADMIN_URL]
-    if len(set(urls)) < len(urls):
-        raise UsageError("--admin-url: names a gateway twice")
-    if (args.cert_file is None) != (args.key_file is None):
+def _engine_tls(url: str, args: argparse.Namespace) -> ssl.SSLContext | None:
+    """As ``[upstream.tls]`` has it: an https engine is always verified."""
+    files = {key: getattr(args, key.removeprefix("client_")) for key in EngineTls.model_fields}
+    given = {key: str(path) for key, path in files.items() if path is not None}
+    if not url.startswith("https://"):
+        if given:
+            raise UsageError(f"{url}: --ca-file, --cert-file and --key-file need https://")
+        return None
+    if ("client_cert_file" in given) != ("client_key_file" in given):
         raise UsageError("--cert-file and --key-file need each other")
-    tls = client_tls(args.ca_file, args.cert_file, args.key_file)
-    token = _token(args.token_file)
-    return [Admin(url.rstrip("/"), token, tls) for url in urls]
-
-
-def _token(file: Path | None) -> str:
-    text = os.environ.get(TOKEN_VARIABLE, "") if file is None else file.read_text()
-    token = text.strip()
-    if not token.isascii() or not token.isprintable() or not token:
-        where = f"${TOKEN_VARIABLE} (or --token-file)" if file is None else str(file)
-        raise UsageError(f"{where}: holds no token")
-    return token
+    try:
+        return engine_context(EngineTls(**given), Path)
+    except EngineTlsError as error:
+        flag = error.key.removeprefix("client_").replace("_", "-")
+        raise UsageError(f"--{flag}: {error.reason}") from error
 
 
 def add_operator_verbs(verbs: Any) -> None:
@@ -212,25 +199,16 @@ def add_operator_verbs(verbs: Any) -> None:
     probe.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for all of it (60)"
     )
+    said = "authority of its certificate (the system's)"
+    probe.add_argument("--ca-file", type=Path, metavar="FILE", help=said)
+    said = "shown to an engine that asks for a certificate"
+    probe.add_argument("--cert-file", type=Path, metavar="FILE", help=said)
+    probe.add_argument("--key-file", type=Path, metavar="FILE", help="of --cert-file")
     add_json(probe)
 
 
 def _address(parser: Any, *, expires: bool = False) -> None:
-    parser.add_argument(
-        "--admin-url",
-        action="append",
-        metavar="URL",
-        help=f"a gateway's admin listener; of several, all change or none ({ADMIN_URL})",
-    )
-    parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help=f"default: ${TOKEN_VARIABLE}"
-    )
-    parser.add_argument(
-        "--ca-file", type=Path, metavar="FILE", help="authority of their certificates"
-    )
-    parser.add_argument("--cert-file", type=Path, metavar="FILE", help="shown to them")
-    parser.add_argument("--key-file", type=Path, metavar="FILE", help="of --cert-file")
-    add_json(parser)
+    add_admin_flags(parser)
     if expires:
         parser.add_argument(
             "--expires", type=float, metavar="SECONDS", help="then it is as configured again"
@@ -262,4 +240,5 @@ _USAGE = """  sluicegate usage
   sluicegate usage --json | jq 'map(select(.refusals > 0))'
 """
 _PROBE = """  sluicegate engines probe http://127.0.0.1:8001 --model demo
+  sluicegate engines probe https://engine-1:8000 --model demo --ca-file engines-ca.crt
 """

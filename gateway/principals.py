@@ -33,7 +33,7 @@ class PrincipalRates:
 
     def wait_s(self, spec: FlowSpec, principal: str, tokens: int, now: float) -> float:
         """Seconds until the caller may send this; 0 if it may now."""
-        if _unlimited(spec):
+        if spec.principal_requests_per_minute is spec.principal_tokens_per_minute is None:
             return 0.0
         waits = [0.0]
         for kind, per_minute, amount in _rates(spec, tokens):
@@ -45,7 +45,7 @@ class PrincipalRates:
 
     def charge(self, spec: FlowSpec, principal: str, tokens: int, now: float) -> None:
         """Count one admitted request."""
-        if _unlimited(spec):
+        if spec.principal_requests_per_minute is spec.principal_tokens_per_minute is None:
             return
         for kind, per_minute, amount in _rates(spec, tokens):
             key = (spec.group, principal, kind)
@@ -57,10 +57,6 @@ class PrincipalRates:
             self._since_sweep = 0
             filling = self._buckets.items()
             self._buckets = {k: b for k, b in filling if b.level(now) < b.per_minute}
-
-
-def _unlimited(spec: FlowSpec) -> bool:
-    return spec.principal_requests_per_minute is spec.principal_tokens_per_minute is None
 
 
 def _rates(spec: FlowSpec, tokens: int) -> list[tuple[str, float, int]]:

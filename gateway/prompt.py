@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gateway.domain import Outcome, Refused
-from gateway.fields import bad, flag, objects, reject_present, text, whole_number
+from gateway.fields import BILLING, bad, flag, objects, reject_present, text, whole_number
 from gateway.template import ChatTemplate, TemplateError
 
 __all__ = [
@@ -40,8 +40,6 @@ _AUDIO = frozenset(("audio_url", "input_audio"))
 _CHANGE_LENGTH = frozenset(
     ("chat_template", "prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
 )
-# Claude Code writes a line of its own into system texts, new with each request.
-_BILLING = "x-anthropic-billing-header"
 # vLLM's own default for completions; chat has none.
 _COMPLETION_MAX_TOKENS = 16
 
@@ -143,14 +141,16 @@ def chat(
         raise bad("messages", f"the model's chat template refuses them: {error}") from error
     limit = whole_number(body, "max_completion_tokens", least=1)
     return Countable(
-        texts=(rendered,),
-        add_special_tokens=flag(body, "add_special_tokens", default=False),
-        n=whole_number(body, "n", least=1) or 1,
-        max_tokens=whole_number(body, "max_tokens", least=1) if limit is None else limit,
-        stream=flag(body, "stream", default=False),
-        media_tokens=parser.media_tokens,
-        at_most=whole_number(body, "truncate_prompt_tokens", least=-1),
-        method="estimate" if parser.media_tokens else None,
+        (rendered,),
+        flag(body, "add_special_tokens", default=False),
+        (),
+        whole_number(body, "n", least=1) or 1,
+        whole_number(body, "max_tokens", least=1) if limit is None else limit,
+        flag(body, "stream", default=False),
+        "",
+        parser.media_tokens,
+        whole_number(body, "truncate_prompt_tokens", least=-1),
+        "estimate" if parser.media_tokens else None,
     )
 
 
@@ -193,7 +193,7 @@ class _Messages:
         role = value["role"]
         content = value.get("content")
         # A text for a template of texts, which is the most common, is what it is.
-        if not isinstance(content, str) or self._as_parts or content.startswith(_BILLING):
+        if not isinstance(content, str) or self._as_parts or content.startswith(BILLING):
             parts = list(self._parts(content, at, is_system=role == "system"))
             content = self._content(role, parts)
         message: dict[str, Any] = {"role": role, "content": content}
@@ -223,7 +223,7 @@ class _Messages:
         given = [content] if isinstance(content, str) else content
         for number, part in enumerate(given):
             found = self._part(part, f"{at}.content[{number}]")
-            if is_system and found.get("text", "").startswith(_BILLING):
+            if is_system and found.get("text", "").startswith(BILLING):
                 found["text"] = found["text"].partition("\n")[2]
                 if not found["text"]:
                     continue

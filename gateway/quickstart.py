@@ -7,13 +7,24 @@ divided by the engines' time scale, so that a faster clock meets the same contra
 import json
 import re
 import secrets
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from gateway.keys import make_key
 
-__all__ = ["SERVICES", "EngineFacts", "Quickstart", "Wish", "write_configuration"]
+__all__ = [
+    "SERVICES",
+    "EngineFacts",
+    "Quickstart",
+    "Supported",
+    "Wish",
+    "supported_from",
+    "write_configuration",
+]
 
 SERVICES = ("interactive", "batch")
 SHORT_BOUND = 4096
@@ -22,6 +33,19 @@ SLOTS = 128
 SHORT_SLOTS = 16
 OUTPUT_ESTIMATE = 256
 LEAST_PROMPT = 64
+_KEYS = {
+    "limits": {
+        "slots",
+        "prefill_tokens",
+        "kv_fraction",
+        "kv_tokens",
+        "token_budget",
+        "prefill_tokens_per_s",
+        "policy",
+    },
+    "scheduling": {"beta"},
+    "size.long": {"max_prefilling_per_engine"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +78,47 @@ class Quickstart:
 
 
 @dataclass(frozen=True, slots=True)
+class Supported:
+    """Limits that records support: keys of ``[limits]``, the price of output, the cap on longs."""
+
+    limits: Mapping[str, float | str] = field(default_factory=dict)
+    beta: float | None = None
+    prefilling_longs: int | None = None
+
+
+def supported_from(text: str) -> Supported:
+    """Read what ``bench limits`` prints.
+
+    Raises:
+        ValueError: not TOML, or a table or key that it does not print; the message names it.
+    """
+    told = tomllib.loads(text)
+    known: dict[str, Mapping[str, Any]] = {
+        "limits": told.get("limits", {}),
+        "scheduling": told.get("scheduling", {}),
+        "size.long": told.get("size", {}).get("long", {}),
+    }
+    unknown = [f"{name}" for name in told if name not in {"limits", "scheduling", "size"}]
+    unknown += [f"size.{name}" for name in told.get("size", {}) if name != "long"]
+    unknown += [
+        f"{table}.{key}" for table, own in known.items() for key in own if key not in _KEYS[table]
+    ]
+    if unknown:
+        raise ValueError(f"{unknown[0]} is not among what can be given here")
+    return Supported(
+        known["limits"],
+        known["scheduling"].get("beta"),
+        known["size.long"].get("max_prefilling_per_engine"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """What ``up`` was asked for.
 
     ``isolated`` gives each size class engines of its own: ``short_engines`` to the shorts (all but
-    one if ``None``), the others to the longs.
+    one if ``None``), the others to the longs. The last ``candidates`` engines are a pool that no
+    route leads to yet.
     """
 
     admission: str = "enforce"
@@ -67,6 +127,8 @@ class Wish:
     port: int = 0
     admin_port: int = 0
     short_engines: int | None = None
+    supported: Supported = Supported()
+    candidates: int = 0
 
 
 def write_configuration(
@@ -78,6 +140,7 @@ def write_configuration(
         ValueError: the engines are too small for any useful limits.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    facts = _fitted(facts, wish.supported.limits)
     keys, records = {}, []
     for service in SERVICES:
         made = make_key(service, service)
@@ -92,6 +155,18 @@ def write_configuration(
     return Quickstart(config, token, keys)
 
 
+def _fitted(facts: EngineFacts, limits: Mapping[str, float | str]) -> EngineFacts:
+    """Cut what is known of the engines down to the limits given: reservations must fit them."""
+    slots = int(limits.get("slots", facts.max_num_seqs + 2))
+    kv_tokens = int(limits.get("kv_tokens", facts.kv_tokens))
+    return replace(
+        facts,
+        max_num_seqs=min(facts.max_num_seqs, max(1, slots - 2)),
+        kv_tokens=min(facts.kv_tokens, kv_tokens),
+        token_budget=int(limits.get("token_budget", facts.token_budget)),
+    )
+
+
 def _document(engines: list[str], facts: EngineFacts, wish: Wish, token_sha256: str) -> str:
     largest = min(LARGEST_PROMPT, facts.max_model_len, _kv(facts) - OUTPUT_ESTIMATE)
     if largest < LEAST_PROMPT:
@@ -103,7 +178,7 @@ def _document(engines: list[str], facts: EngineFacts, wish: Wish, token_sha256: 
             _model(facts),
             _classes(short, largest, wish),
             _flows(short, largest, facts, wish.time_scale),
-            _limits(short, largest, facts, wish.time_scale),
+            _limits(short, largest, facts, wish),
             _routes(engines, facts.public_model, wish),
         )
     )
@@ -162,7 +237,8 @@ max_model_len = {facts.max_model_len}
 def _classes(short: int, largest: int, wish: Wish) -> str:
     """The cap on prefilling longs protects shorts: a pool without any needs none."""
     per_s = wish.time_scale
-    cap = "" if wish.isolated else "max_prefilling_per_engine = 1\n"
+    longs = wish.supported.prefilling_longs or 1
+    cap = "" if wish.isolated else f"max_prefilling_per_engine = {longs}\n"
     return f"""\
 [size.short]
 max_prompt_tokens = {short}
@@ -204,25 +280,34 @@ def _flows(short: int, largest: int, facts: EngineFacts, per_s: float) -> str:
     return "\n".join(parts)
 
 
-def _limits(short: int, largest: int, facts: EngineFacts, per_s: float) -> str:
-    return f"""\
-[limits]
-slots = {_slots(facts)}
-prefill_tokens = {largest + 2 * short + 2 * facts.token_budget}
-kv_tokens = {facts.kv_tokens}
-token_budget = {facts.token_budget}
-prefill_tokens_per_s = {39_000 * per_s!r}
-policy = "{facts.policy}"
-"""
+def _limits(short: int, largest: int, facts: EngineFacts, wish: Wish) -> str:
+    limits: dict[str, float | str] = {
+        "slots": _slots(facts),
+        "prefill_tokens": largest + 2 * short + 2 * facts.token_budget,
+        "kv_tokens": facts.kv_tokens,
+        "token_budget": facts.token_budget,
+        "prefill_tokens_per_s": 39_000,
+        "policy": facts.policy,
+        **wish.supported.limits,
+    }
+    limits["prefill_tokens_per_s"] = float(limits["prefill_tokens_per_s"]) * wish.time_scale
+    lines = [f"{name} = {json.dumps(value)}" for name, value in limits.items()]
+    beta = wish.supported.beta
+    scheduling = [] if beta is None else ["", "[scheduling]", f"beta = {beta!r}"]
+    return "\n".join(["[limits]", *lines, *scheduling, ""])
 
 
 def _routes(engines: list[str], model: str, wish: Wish) -> str:
     shorts = len(engines) - 1 if wish.short_engines is None else wish.short_engines
     apart = {"short": engines[:shorts], "long": engines[shorts:]}
     pools = apart if wish.isolated else {"shared": engines}
+    everything = "baseline" if wish.candidates else "shared"
+    if wish.candidates:
+        split = len(engines) - wish.candidates
+        pools = {everything: engines[:split], "candidate": engines[split:]}
     parts = [f"[pool.{name}]\nengines = {members!r}\n" for name, members in pools.items()]
     for size in ("short", "long"):
-        pool = size if wish.isolated else "shared"
+        pool = size if wish.isolated else everything
         parts.append(
             f'[[route]]\nmodel = "{model}"\nsize = "{size}"\npool = "{pool}"\n'
             f'admission = "{wish.admission}"\n'

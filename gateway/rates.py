@@ -39,6 +39,11 @@ class ServiceRate:
         self.last_cost = 0.0
         self.last_sample_s: float | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether time counts now."""
+        return self._mark_s is not None
+
     def waiting(self, now: float) -> None:
         """The queue became non-empty."""
         if self._mark_s is None:

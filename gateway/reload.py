@@ -23,6 +23,7 @@ _FIXED = (
     ("server", "header_bytes"),
     ("admin", "host"),
     ("admin", "port"),
+    ("state", "directory"),
     ("scheduling", "quantum"),
     ("scheduling", "beta"),
     ("tracing", "enabled"),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gateway import multipart, sanitize
 from gateway.counting import affinity
-from gateway.domain import AdmissionMode, FlowKey, Outcome, Principal, Refused, Surface
+from gateway.domain import AdmissionMode, FlowKey, Header, Outcome, Principal, Refused, Surface
 from gateway.head import max_wait_s
 from gateway.observe import Observer
 from gateway.prompt import Countable, requested_model
@@ -21,7 +21,6 @@ __all__ = ["Request", "count_only", "read", "understand"]
 
 # Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
 _MULTIPART = BodyForm.MULTIPART
-Headers = list[tuple[bytes, bytes]]
 
 
 class Request(NamedTuple):
@@ -33,7 +32,7 @@ class Request(NamedTuple):
     surface: Surface
     offer: Offer
     mode: AdmissionMode
-    headers: Headers
+    headers: list[Header]
     body: bytes
     hide_usage: bool = False
 
@@ -51,7 +50,7 @@ def read(raw: bytes, surface: Surface, content_type: bytes) -> dict[str, Any]:
 
 async def count_only(setup: Setup, visit: Visit, body: dict[str, Any]) -> int:
     """The exact token count of a prompt that no engine is to get; raises as ``understand``."""
-    await _classified(setup, visit, body)
+    await _classified(setup, visit, *_known(visit), body)
     return visit.prompt_tokens or 0
 
 
@@ -66,7 +65,7 @@ async def understand(
         Refused: for whatever makes the request one that no engine gets.
     """
     principal, surface = _known(visit)
-    model, asked = await _classified(setup, visit, body)
+    model, asked = await _classified(setup, visit, principal, surface, body)
     visit.classified_s = visit.marks.clock()
     size, visit.stream = visit.size_class or "", asked.stream
     observer.offered(size, principal.service_class)
@@ -75,7 +74,7 @@ async def understand(
     visit.arm = setup.table.arm(route, principal.key_id)
     visit.pool = route.pool(visit.arm)
     flow = FlowKey(model.public, size, principal.service_class, visit.arm)
-    priority = setup.specs[flow.group].engine_priority
+    priority = setup.specs[flow[:3]].engine_priority
     hidden = setup.settings.document.upstream.force_usage and sanitize.ask_usage(body, surface)
     kind, stamped = _onward(surface, body, priority, model.engine_model)
     offer = Offer(
@@ -83,24 +82,23 @@ async def understand(
         principal.key_id,
         visit.prompt_tokens or 0,
         visit.arrived_s,
-        slots=asked.slots,
-        max_tokens=asked.max_tokens,
-        body_bytes=len(stamped),
-        streamed=asked.stream,
-        affinity=affinity(asked, principal),
-        max_wait_s=max_wait_s(visit.sent),
-        principal_cap=principal.max_in_flight,
+        asked.slots,
+        asked.max_tokens,
+        len(stamped),
+        asked.stream,
+        affinity(asked, principal),
+        max_wait_s(visit.sent),
+        principal.max_in_flight,
     )
     passed = sanitize.upstream_headers(visit.sent, visit.upstream_id, priority, kind)
     if visit.trace is not None:
         passed = visit.trace.onward(passed)
-    return Request(surface, offer, route.mode, passed, stamped, hide_usage=hidden)
+    return Request(surface, offer, route.mode, passed, stamped, hidden)
 
 
 async def _classified(
-    setup: Setup, visit: Visit, body: dict[str, Any]
+    setup: Setup, visit: Visit, principal: Principal, surface: Surface, body: dict[str, Any]
 ) -> tuple[ModelName, Countable]:
-    principal, surface = _known(visit)
     model = setup.table.model(requested_model(body))
     if principal.models is not None and model.grant not in principal.models:
         raise Refused(Outcome.FORBIDDEN, f"This key may not use {model.grant}.", param="model")

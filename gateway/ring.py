@@ -20,14 +20,14 @@ The order of trials at every event: held heads, heads freed from their class cap
 reservations beside holds. Pure: no I/O, no clock.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from gateway.flows import Flow, Ticket, share_out
 from gateway.lease import Hold, Obstacle
 from gateway.ledger import EngineLedger
 
-__all__ = ["Choice", "Ring", "rings_of"]
+__all__ = ["Choice", "Ring", "shape_of"]
 
 _MASK = (1 << 64) - 1
 
@@ -36,7 +36,7 @@ _SHARED, _CLASS_CAP, _HELD = Obstacle.SHARED, Obstacle.CLASS_CAP, Obstacle.HELD
 
 Choice = tuple[Ticket, EngineLedger]
 
-_least_left = attrgetter("left")
+_least_left, _head = attrgetter("left"), attrgetter("head")
 
 
 class Ring:
@@ -50,7 +50,7 @@ class Ring:
     def __init__(self, flows: Sequence[Flow], quantum: float) -> None:
         self.flows = tuple(flows)
         self.engines = tuple(dict.fromkeys(e for f in flows for e in f.engines))
-        self.shape = _shape(flows)
+        self.shape = shape_of(flows)
         self.quantum = quantum
         self.holding: list[Flow] = []
         self.refused: list[Ticket] = []
@@ -90,6 +90,29 @@ class Ring:
             or self._turn_head(now)
             or self._reserved_head(now)
         )
+
+    def at_once(self, flow: Flow, ticket: Ticket) -> EngineLedger | None:
+        """The engine for a request that meets no other: to what ``next`` would come, in one step.
+
+        ``ticket`` is in no queue. None: somebody waits or holds, or it fits nowhere now, or time
+        in which somebody waited is still counted; then it has to take the whole way.
+        """
+        if self.holding or self._capped or self._rate.counts or any(map(_head, self.flows)):
+            return None
+        flow.obstacles = {e: e.obstacle(flow, ticket) for e in flow.engines}
+        if None not in flow.obstacles.values():
+            return None
+        flow.surveyed, flow.fits = ticket, True
+        flow.stopped_by_cap = flow.may_hold = False
+        self._take_turn(flow)
+        engine = self._choose(flow, ticket)
+        flow.charge(ticket)
+        flow.deficit = min(0.0, flow.deficit)
+        return engine
+
+    def rest(self) -> None:
+        """Nobody waits in any flow."""
+        self._rate.empty()
 
     # -- the four trials -------------------------------------------------------------------
 
@@ -166,10 +189,13 @@ class Ring:
 
     def _go_alone(self, flow: Flow, now: float) -> Choice | None:
         """The turn of the only flow that waits: where the rounds would end, without going them."""
+        self._take_turn(flow)
+        return None if flow.head is None else self._go(flow, flow.head, now)
+
+    def _take_turn(self, flow: Flow) -> None:
         if flow.deficit <= 0:
             flow.deficit += (self._rounds_in_debt(flow) + 1) * flow.weight * self.quantum
         self._turn, self._turn_open = self.flows.index(flow), True
-        return None if flow.head is None else self._go(flow, flow.head, now)
 
     def _skip_rounds(self, claimants: Iterable[Flow]) -> None:
         """Give at once the quanta of the rounds in which no claimant gets out of debt.
@@ -367,33 +393,6 @@ def _rendezvous(affinity: int, engine: str) -> int:
     return (mixed * 0xBF58476D1CE4E5B9) & _MASK
 
 
-def rings_of(flows: Iterable[Flow], quantum: float, before: Mapping[Flow, Ring]) -> list[Ring]:
-    """Part the flows: those whose engines meet, directly or through others, share a ring.
-
-    A ring of ``before`` whose flows, engines and weights are the same is kept as it is, with its
-    turn and its holds; the holds of all others end.
-    """
-    parts: list[tuple[set[EngineLedger], list[Flow]]] = []
-    for flow in flows:
-        engines, members, apart = set(flow.engines), [flow], []
-        for part in parts:
-            if part[0] & engines:
-                engines |= part[0]
-                members = part[1] + members
-            else:
-                apart.append(part)
-        parts = [*apart, (engines, members)]
-    rings = []
-    for _, members in parts:
-        known = before.get(members[0])
-        if known is None or known.shape != _shape(members):
-            for flow in members:
-                if flow.hold is not None:
-                    before[flow].end_hold(flow)
-            known = Ring(members, quantum)
-        rings.append(known)
-    return rings
-
-
-def _shape(flows: Iterable[Flow]) -> list[tuple[Flow, tuple[EngineLedger, ...], float]]:
+def shape_of(flows: Iterable[Flow]) -> list[tuple[Flow, tuple[EngineLedger, ...], float]]:
+    """What makes a ring of these flows the one it is."""
     return [(f, f.engines, f.weight) for f in flows]

@@ -6,16 +6,16 @@ Every unknown key is refused, so a typing error can't silently leave a default i
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from gateway.domain import AdmissionMode
+from gateway.schema_callers import Auth, JwtIssuer, KeyFile, KeyRecord
 from gateway.surfaces import DEFAULT_SURFACES
 from gateway.values import (
     FROZEN,
     Count,
     Digest,
     EngineModel,
-    JwtAlgorithm,
     ModelId,
     Name,
     Origin,
@@ -52,6 +52,7 @@ __all__ = [
     "Server",
     "Service",
     "Size",
+    "State",
     "Tls",
     "Tracing",
     "Upstream",
@@ -107,6 +108,13 @@ class Admin(BaseModel):
     tls: Tls | None = None
 
 
+class State(BaseModel):
+    """Where route tables, the audit trail and records are kept; ``None``: in memory alone."""
+
+    model_config = FROZEN
+    directory: Text | None = None
+
+
 class Tracing(BaseModel):
     """Trace context of our own, and where spans go; without an address none are made."""
 
@@ -115,47 +123,6 @@ class Tracing(BaseModel):
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[!-~]+$")] | None = None
     service_name: Annotated[str, Field(pattern=r"^[ -~]{1,128}$")] = "sluicegate"
     max_waiting: Count = 2048
-
-
-class JwtIssuer(BaseModel):
-    """One issuer of tokens: how its tokens are verified, and what their claims grant.
-
-    Exactly one of ``jwks_url``, ``jwks_file`` and ``secret_file`` says where its keys are.
-    """
-
-    model_config = FROZEN
-    issuer: Text
-    audience: Annotated[
-        tuple[Text, ...],
-        BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
-        Field(min_length=1, strict=False),
-    ]
-    algorithms: tuple[JwtAlgorithm, ...] = Field(min_length=1, strict=False)
-    jwks_url: Text | None = None
-    jwks_file: str | None = None
-    secret_file: str | None = None
-    refresh_s: Annotated[float, Field(ge=1, strict=False)] = 300.0
-    max_stale_s: Annotated[float, Field(ge=1, strict=False)] = 3600.0
-    leeway_s: Annotated[float, Field(ge=0, le=300, strict=False)] = 30.0
-    max_lifetime_s: Seconds | None = None
-    principal_claim: Text = "sub"
-    service_class: str | None = None
-    service_class_claim: Text | None = None
-    service_classes: dict[Text, str] = Field(default_factory=dict)
-    models_claim: Text | None = None
-    surfaces_claim: Text | None = None
-    max_in_flight: Count | None = None
-
-
-class Auth(BaseModel):
-    """Who may call: a file of keys, and issuers of tokens.
-
-    Paths are relative to the configuration file.
-    """
-
-    model_config = FROZEN
-    keys_file: str
-    jwt: dict[Name, JwtIssuer] = Field(default_factory=dict)
 
 
 class Counting(BaseModel):
@@ -323,7 +290,11 @@ class LimitsOverride(BaseModel):
 
 
 class Pool(BaseModel):
-    """Engines that serve the same model in the same way: named, or the addresses of a name."""
+    """Engines that serve the same model in the same way: named, or the addresses of a name.
+
+    ``models`` are public ones; ``None``: those of the routes that lead there. ``model_revision``
+    and ``data_region`` are pins: no move of a route leads to a pool whose pins differ.
+    """
 
     model_config = FROZEN
     engines: tuple[Origin, ...] = Field(default=(), strict=False)
@@ -331,6 +302,9 @@ class Pool(BaseModel):
     dns_interval_s: Seconds = 5.0
     max_engines: Annotated[int, Field(ge=1, le=256)] | None = None
     tls: EngineTls | None = None
+    models: tuple[ModelId, ...] | None = Field(default=None, min_length=1, strict=False)
+    model_revision: Text | None = None
+    data_region: Text | None = None
     limits: LimitsOverride = LimitsOverride()
 
     @property
@@ -365,6 +339,7 @@ class Document(BaseModel):
     replicas: Replicas = Replicas()
     scheduling: Scheduling = Scheduling()
     tracing: Tracing = Tracing()
+    state: State = State()
     isolation: Literal["none", "required"] = "none"
     model: dict[ModelId, Model] = Field(min_length=1)
     size: dict[Name, Size] = Field(min_length=1)
@@ -373,26 +348,3 @@ class Document(BaseModel):
     limits: Limits
     pool: dict[Name, Pool] = Field(min_length=1)
     route: tuple[Route, ...] = Field(min_length=1, strict=False)
-
-
-class KeyRecord(BaseModel):
-    """One caller's key: its digest and what it grants."""
-
-    model_config = FROZEN
-    sha256: Digest
-    service_class: str
-    models: tuple[str, ...] | None = Field(default=None, strict=False)
-    surfaces: tuple[SurfaceName, ...] | None = Field(default=None, strict=False)
-    max_in_flight: Count | None = None
-
-
-class KeyFile(BaseModel):
-    """The keys file: ``[key.ID]`` tables, and names of tokens that are revoked."""
-
-    model_config = FROZEN
-    revoked: tuple[Annotated[str, Field(pattern=r"^[^:]+:.+$")], ...] = Field(
-        default=(), strict=False
-    )
-    key: dict[Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")], KeyRecord] = Field(
-        default_factory=dict
-    )

@@ -9,25 +9,35 @@ second signal skips the waiting.
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import uvloop
 
 from gateway.admin import build_admin
 from gateway.app import Gateway
 from gateway.assembly import build
+from gateway.canary import Canaries
 from gateway.config import ConfigError, Settings
 from gateway.control import Control
 from gateway.descriptors import raise_limit, spare_connections
+from gateway.drains import Drains
 from gateway.edge import EdgeLimits, uvicorn_config
 from gateway.journal import Journal
 from gateway.listen import Listener, listening
+from gateway.manifest_desk import Desk
+from gateway.panel import Panel
+from gateway.rehearse import Rehearsals
 from gateway.review import warnings_of
+from gateway.routing import RouteTable
+from gateway.steering import Steering
 from gateway.tls import Certificates, certificates
+from gateway.trail import Trail, begin, state_warnings
 
 __all__ = ["run"]
 
@@ -57,17 +67,42 @@ def run(settings: Settings) -> int:
 
 async def _serve(settings: Settings, journal: Journal) -> int:
     shown = certificates(settings)
-    gateway = build(settings, journal, time.monotonic)
-    control = Control(gateway, shown)
+    trail, table = begin(settings, _utc)
+    try:
+        return await _serve_routes(settings, journal, shown, trail, table)
+    finally:
+        trail.state.close()
+
+
+async def _serve_routes(
+    settings: Settings,
+    journal: Journal,
+    shown: Mapping[str, Certificates],
+    trail: Trail,
+    table: RouteTable,
+) -> int:
+    gateway = build(settings, journal, time.monotonic, table)
+    control = Control(gateway, shown, trail)
     callers = _callers(gateway, shown)
-    operators = _operators(control, shown)
-    for warning in (*settings.warnings, *warnings_of(settings)):
+    steering = Steering(control)
+    drains, canaries, rehearsals = _followers(steering)
+    await drains.resume()
+    await rehearsals.resume()
+    panel = Panel(control, steering.view)
+    operators = _operators(steering, panel, rehearsals, shown)
+    for warning in (*settings.warnings, *warnings_of(settings), *state_warnings(trail)):
         journal.event("warning", message=warning)
+    # What lives as long as the process need not be looked through by every full collection, which
+    # would stop the loop for some 20 ms each time.
+    gc.collect()
+    gc.freeze()
     signals = _signals()
     fleet, identity = gateway.parts.fleet, gateway.parts.identity
     async with (
         _running(fleet.run()),
         _running(identity.run()),
+        _running(panel.run()),
+        _running(canaries.run()),
         listening(operators),
         listening(callers),
     ):
@@ -78,7 +113,9 @@ async def _serve(settings: Settings, journal: Journal) -> int:
             while (number := await signals.get()) == signal.SIGHUP:
                 with contextlib.suppress(ConfigError):  # it stands in the log
                     await control.reload("SIGHUP")
+        await rehearsals.close()
         cut = await _drain(gateway, signals, journal)
+    await drains.close()
     await control.close()
     await _close(gateway)
     if not number:
@@ -109,14 +146,28 @@ def _callers(gateway: Gateway, shown: Mapping[str, Certificates]) -> Listener:
     )
 
 
-def _operators(control: Control, shown: Mapping[str, Certificates]) -> Listener:
+def _operators(
+    steering: Steering, panel: Panel, rehearsals: Rehearsals, shown: Mapping[str, Certificates]
+) -> Listener:
+    control = steering.control
     admin = control.gateway.setup.settings.document.admin
-    application = build_admin(control)
+    application = build_admin(control, steering, panel=panel, rehearsals=rehearsals)
     return Listener(
         uvicorn_config(application, admin.host, admin.port, ADMIN_LIMITS),
         shown.get("admin"),
         ADMIN_LIMITS,
     )
+
+
+def _followers(steering: Steering) -> tuple[Drains, Canaries, Rehearsals]:
+    """What takes part in every move of the routes."""
+    gateway, trail = steering.control.gateway, steering.control.trail
+    drains = Drains(gateway, trail)
+    desk = Desk(gateway, trail)
+    canaries = Canaries(gateway, trail, steering, drains, desk)
+    rehearsals = Rehearsals(steering, drains, desk)
+    steering.followers += [drains, canaries, rehearsals]
+    return drains, canaries, rehearsals
 
 
 async def _first_round(gateway: Gateway, signals: asyncio.Queue[int]) -> None:
@@ -166,6 +217,10 @@ async def _waited(signals: asyncio.Queue[int], seconds: float, enough: Callable[
         if number != signal.SIGHUP:
             return False
     return True
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
 
 
 def _signals() -> asyncio.Queue[int]:

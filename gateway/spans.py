@@ -54,7 +54,7 @@ def attributes(visit: Visit) -> dict[str, str | int | bool]:
         "sluicegate.pool": visit.pool,
         "sluicegate.engine": visit.engine,
         "sluicegate.stream": visit.stream,
-        "sluicegate.retries": visit.retries,
+        "sluicegate.retries": int(visit.retry_reason is not None),
         "gen_ai.usage.input_tokens": visit.prompt_tokens,
         "gen_ai.usage.output_tokens": visit.completion_tokens,
     }

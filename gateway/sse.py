@@ -77,13 +77,8 @@ def scan_body(body: bytes, good: frozenset[str] = _OPENAI.good) -> BodyFacts:
     reasons = [m.decode("utf-8", "replace") for m in _FINISH.findall(body)]
     bad = [reason for reason in reasons if reason not in good]
     prompt, completion = _usage(body)
-    return BodyFacts(
-        error=error,
-        error_code=int(code[1]) if code else None,
-        finish_reason=(bad[:1] or reasons[-1:] or [None])[0],
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-    )
+    reason = (bad[:1] or reasons[-1:] or [None])[0]
+    return BodyFacts(error, int(code[1]) if code else None, reason, prompt, completion)
 
 
 def scan_answer(body: bytes, surface: Surface) -> BodyFacts:
@@ -188,8 +183,8 @@ class StreamScanner:
         # The bytes of the block that is not complete, or its tail once `_cut`; `_cut_data`:
         # a data line went by in the part that was let go; `_cut_name`: the name that did.
         self._block = b""
-        # Of the last quiet event, what came before and after its text; no event begins so at first.
-        self._before, self._after = b"\n", b""
+        # Of the last quiet event, what came before and after its text; empty until there is one.
+        self._before = self._after = b""
         self._cut = False
         self._cut_data = False
         self._cut_name = b""
@@ -214,23 +209,31 @@ class StreamScanner:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
+        if self.ordinary(data):
+            return
         if not self._block and data.endswith(b"\n\n"):
-            if self._like_last(data):
-                self.events += 1
-                return
             plain = self._rule is None
             if self._whole_and_quiet(data) if plain else self._named_and_quiet(data):
                 self._remember(data)
                 return
         self._split(data)
 
-    def _like_last(self, data: bytes) -> bool:
-        """Whether ``data`` differs from a quiet event before it in a JSON string's text alone."""
-        start, end = len(self._before), len(data) - len(self._after)
-        if start > end or not data.startswith(self._before) or not data.endswith(self._after):
+    def ordinary(self, data: bytes) -> bool:
+        """Take ``data`` if it differs from a quiet event before it in a JSON string's text alone.
+
+        Most of a stream does. False takes nothing: ``feed`` must.
+        """
+        before, after = self._before, self._after
+        if not after or self._block or not (data.startswith(before) and data.endswith(after)):
+            return False
+        start, end = len(before), len(data) - len(after)
+        if start > end:
             return False
         text = data[start:end]
-        return b'"' not in text and b"\\" not in text and b"\n" not in text
+        if b'"' in text or b"\\" in text or b"\n" in text:
+            return False
+        self.events += 1
+        return True
 
     def _remember(self, data: bytes) -> None:
         """Keep what stands round the text of a quiet event: most of a stream repeats it."""
@@ -277,11 +280,10 @@ class StreamScanner:
 
     def _may_speak(self, data: bytes) -> bool:
         """Whether ``data`` may hold a finish reason, an error, usage, or the end mark."""
-        keys = data.count(b'"finish_reason"')
         return (
-            data.count(b'"finish_reason":null') + data.count(b'"finish_reason": null') != keys
+            _may_have(data, b'"finish_reason"')
+            or _may_have(data, b'"usage"')
             or b'"error"' in data
-            or b'"usage"' in data
             or self._mark in data
         )
 
@@ -364,6 +366,12 @@ class StreamScanner:
         reason = delta.get("stop_reason") if isinstance(delta, dict) else None
         if isinstance(reason, str):
             self.finish_reason = reason
+
+
+def _may_have(data: bytes, key: bytes) -> bool:
+    """Whether ``key`` may stand for anything but null."""
+    nulls = data.count(key + b":null") + data.count(key + b": null")
+    return nulls != data.count(key)
 
 
 def _name(block: bytes) -> bytes:

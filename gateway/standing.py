@@ -10,17 +10,16 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import httpx
-
 from gateway import schema
 from gateway.aliases import EngineIdentity, Shared, shared
 from gateway.capability import stated
 from gateway.domain import EngineLimits
-from gateway.engines import Prober, http_client
+from gateway.engines import Prober
 from gateway.journal import Journal
 from gateway.membership import Members, engines_of
 from gateway.origin import Origin
 from gateway.progress import PriorityState
+from gateway.wire import WireError
 
 __all__ = ["Standing"]
 
@@ -88,9 +87,8 @@ class Standing:
     async def _ask(self, name: str) -> None:
         path = "/server_info?config_format=json"
         try:
-            async with http_client(self._prober.endpoint(name), LOOKUP_S) as client:
-                state = stated(*await self._prober.get(client, name, path, INFO_BYTES))
-        except (httpx.HTTPError, TimeoutError):
+            state = stated(*await self._prober.get(name, path, INFO_BYTES))
+        except WireError:
             state = PriorityState.UNVERIFIED
         if name in self._priority:  # else it was removed meanwhile
             self._asked.add(name)

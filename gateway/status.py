@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway.app import Gateway
 from gateway.health import EngineHealth
+from gateway.routing import serving
 
 __all__ = ["readiness", "status", "usage"]
 
@@ -25,7 +26,8 @@ def readiness(gateway: Gateway) -> dict[str, Any]:
 
 
 def _reasons(gateway: Gateway) -> Iterator[str]:
-    if gateway.draining:
+    table = gateway.setup.table
+    if gateway.draining or all(serving(r, table.draining).draining for r in table.routes.values()):
         yield "draining"
     health = gateway.parts.prober.health
     if not any(h.up for h in health.values()):
@@ -51,7 +53,10 @@ def status(gateway: Gateway) -> dict[str, Any]:
         "running": len(gateway.running),
         "config_digest": setup.settings.digest(),
         "route_revision": setup.table.revision,
-        "routes": [asdict(route) for route in setup.table.routes.values()],
+        "routes": [
+            {**asdict(route), "draining": serving(route, setup.table.draining).draining}
+            for route in setup.table.routes.values()
+        ],
         "flows": [{**asdict(v), "key": v.key._asdict()} for v in core.flow_views(now)],
         "engines": [
             {**asdict(v), "held_for": v.held_for._asdict() if v.held_for else None}

@@ -92,6 +92,14 @@ class Tallies:
             found = spreads[labels] = Spread(self._bounds_s, [0] * len(self._bound_texts))
         return found
 
+    def counted(self, name: str) -> dict[tuple[str, ...], float]:
+        """What all counters of a name say now, by labels."""
+        return {labels: count.value for labels, count in self._counts[name].items()}
+
+    def spreads(self, name: str) -> dict[tuple[str, ...], tuple[int, ...]]:
+        """What all histograms of a name hold now by bucket, by labels."""
+        return {labels: tuple(spread.counts) for labels, spread in self._spreads[name].items()}
+
     def collect(self) -> Iterator[Metric]:
         """All families, as the registry asks for them at a scrape."""
         for name, counts in self._counts.items():

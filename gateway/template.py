@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["Bounds", "ChatTemplate", "TemplateError"]
@@ -28,6 +29,7 @@ _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _TURN = "_turn"
 _CONTINUE_MARK = "\ue000continue\ue001 "
 # transformers marks assistant text with this block for training; rendering ignores it.
+_OF_A_DICT = frozenset(dir({}))
 _GENERATION = re.compile(r"{%(-?)\s*(end)?generation\s*(-?)%}")
 
 
@@ -167,7 +169,8 @@ class ChatTemplate:
     def _bounded(self, given: dict[str, Any]) -> str:
         # As ``Template.generate``, without a copy of the variables and without its rewriting of
         # tracebacks, which nobody sees: half the time of a short prompt.
-        context = self._template.new_context(given, shared=True)
+        template = self._template
+        context = Context(template.environment, given, template.name, template.blocks)
         pieces, left, most = [], self._bounds.chars, self._bounds.chars
         for piece in self._template.root_render_func(context):
             pieces.append(piece)
@@ -185,7 +188,21 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    environment.getattr = _reader(environment)  # type: ignore[assignment,method-assign]
     return environment
+
+
+def _reader(sandbox: ImmutableSandboxedEnvironment) -> Callable[[Any, str], Any]:
+    """As the sandbox's own, which raises and catches an error for every item of a dict."""
+    careful, undefined = sandbox.getattr, sandbox.undefined
+
+    def read(obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in _OF_A_DICT:
+            return careful(obj, attribute)
+        found = obj.get(attribute, obj)  # no object of JSON holds itself
+        return undefined(obj=obj, name=attribute) if found is obj else found
+
+    return read
 
 
 def _tojson(

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from gateway.domain import Arm, EngineLimits, FlowKey, FlowSpec, MisuseError
 from gateway.flows import Flow, Group
 from gateway.ledger import EngineLedger
-from gateway.ring import Ring, rings_of
+from gateway.ring import Ring, shape_of
 from gateway.verdicts import RouteView, Topology
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "rings_of"]
 
 Routes = Mapping[tuple[str, str], RouteView]
 LEAST_SPLIT = 0.01
@@ -145,14 +145,42 @@ class Layout:
         flow.routed = key.arm is Arm.STABLE or route.candidate is not None
         share = route.candidate_weight if route.candidate else 0.0
         part = share if key.arm is Arm.CANDIDATE else 1.0 - share
-        flow.weight = flow.group.spec.weight * max(part, LEAST_SPLIT)
-        flow.deficit = min(flow.deficit, flow.weight * self._quantum + flow.given_back)
-        flow.mode = route.mode
-        flow.use(self.engines[e] for e in self._pools[route.pool(key.arm)])
+        flow.weigh(flow.group.spec.weight * max(part, LEAST_SPLIT), self._quantum)
+        flow.mode, flow.draining = route.mode, route.draining
+        pool = () if route.draining else self._pools[route.pool(key.arm)]
+        flow.use(self.engines[e] for e in pool)
 
     def _dismiss(self, flow: Flow) -> None:
         flow.accepts = flow.routed = False
         flow.use(e for e in flow.engines if not e.retired)
+
+
+def rings_of(flows: Iterable[Flow], quantum: float, before: Mapping[Flow, Ring]) -> list[Ring]:
+    """Part the flows: those whose engines meet, directly or through others, share a ring.
+
+    A ring of ``before`` whose flows, engines and weights are the same is kept as it is, with its
+    turn and its holds; the holds of all others end.
+    """
+    parts: list[tuple[set[EngineLedger], list[Flow]]] = []
+    for flow in flows:
+        engines, members, apart = set(flow.engines), [flow], []
+        for part in parts:
+            if part[0] & engines:
+                engines |= part[0]
+                members = part[1] + members
+            else:
+                apart.append(part)
+        parts = [*apart, (engines, members)]
+    rings = []
+    for _, members in parts:
+        known = before.get(members[0])
+        if known is None or known.shape != shape_of(members):
+            for flow in members:
+                if flow.hold is not None:
+                    before[flow].end_hold(flow)
+            known = Ring(members, quantum)
+        rings.append(known)
+    return rings
 
 
 def _check_pools(topology: Topology) -> None:

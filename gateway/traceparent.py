@@ -6,12 +6,12 @@ Pure: no I/O, no clock.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Headers", "TraceContext", "continued"]
+from gateway.domain import Header, Headers
 
-Headers = Iterable[tuple[bytes, bytes]]
+__all__ = ["TraceContext", "continued", "trace_id"]
 
 MAX_STATE_BYTES = 512
 MAX_STATE_MEMBERS = 32
@@ -37,7 +37,7 @@ class TraceContext:
         """Whether spans of this trace are kept."""
         return bool(self.flags & SAMPLED)
 
-    def onward(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+    def onward(self, headers: Headers) -> list[Header]:
         """``headers`` with this context in place of any other."""
         passed = [(name, value) for name, value in headers if name not in _NAMES]
         parent = f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
@@ -55,9 +55,9 @@ def continued(
         fresh: makes an id of so many random bytes, in hex.
         sample: whether a trace that begins here is kept.
     """
-    parents = [value.strip() for name, value in headers if name == b"traceparent"]
-    match = _PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
-    if match is None or not _valid(match):
+    parents = [value for name, value in headers if name == b"traceparent"]
+    match = _parent(parents[0]) if len(parents) == 1 else None
+    if match is None:
         return TraceContext(fresh(16), fresh(8), flags=SAMPLED if sample else 0)
     return TraceContext(
         match[2].decode(),
@@ -68,11 +68,20 @@ def continued(
     )
 
 
-def _valid(match: re.Match[bytes]) -> bool:
+def trace_id(parent: bytes | None) -> str | None:
+    """The trace id in the value of a request's one ``traceparent``, where it is sound."""
+    match = None if parent is None else _parent(parent)
+    return match[2].decode() if match else None
+
+
+def _parent(value: bytes) -> re.Match[bytes] | None:
+    match = _PARENT.fullmatch(value.strip())
+    if match is None:
+        return None
     version, more = match[1], match[5]
     if version == b"ff" or (version == b"00" and more is not None):
-        return False
-    return bool(match[2].strip(b"0") and match[3].strip(b"0"))
+        return None
+    return match if match[2].strip(b"0") and match[3].strip(b"0") else None
 
 
 def _state(values: list[bytes]) -> bytes | None:

@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from gateway.config import ConfigError, Settings
+from gateway.domain import Headers
 from gateway.spans import Span, spans
-from gateway.traceparent import Headers, TraceContext, continued
+from gateway.traceparent import TraceContext, continued
 from gateway.visit import Visit
 
 __all__ = ["Sink", "Tracer", "make_tracer"]

@@ -62,8 +62,8 @@ class Traffic:
         return at_s <= soonest_s
 
     def is_due(self, now: float) -> bool:
-        """Whether a deadline or an estimate may have come that nothing was done about yet."""
-        return self.deadlines.soonest_s <= now or self.estimates.soonest_s <= now
+        """Whether a deadline or an estimate has come that nothing was done about yet."""
+        return self.deadlines.is_due(now) or self.estimates.is_due(now)
 
     def next_wakeup(self, now: float) -> float | None:
         """When something is due by time, if nothing else happens before."""
@@ -91,6 +91,9 @@ class Traffic:
         """Something came free on an engine; one that no route names any more serves nobody."""
         ring = self.layout.engine_rings.get(engine.name)
         if ring is None or (ring.holding and engine.is_spent()):
+            return []
+        if not self.tickets:
+            ring.rest()
             return []
         return self.run(ring, now)
 
@@ -151,7 +154,7 @@ class Traffic:
     def expire(self, now: float) -> list[Verdict]:
         """Do what is due: refuse who is late, end estimated prefills, and what follows."""
         verdicts: list[Verdict] = []
-        if not self.is_due(now):
+        if self.deadlines.soonest_s > now and self.estimates.soonest_s > now:
             return verdicts
         touched: dict[Ring, None] = {}
         freed: dict[EngineLedger, None] = {}
@@ -174,12 +177,17 @@ class Traffic:
         return verdicts
 
     def refuse_misfits(self) -> list[Verdict]:
-        """Limits or pools changed: what can't fit any more would hold an engine for nothing."""
+        """Limits, pools or routes changed: what drains or can't fit any more waits for nothing."""
         verdicts: list[Verdict] = []
-        for ticket in [t for t in self.tickets.values() if t.flow.engines]:
-            if not could_ever_fit(ticket):
-                self.leave(ticket)
-                verdicts.append(Refusal(ticket.id, Outcome.PROMPT_TOO_LONG))
+        for ticket in list(self.tickets.values()):
+            if ticket.flow.draining:
+                outcome = Outcome.DRAINING
+            elif ticket.flow.engines and not could_ever_fit(ticket):
+                outcome = Outcome.PROMPT_TOO_LONG
+            else:
+                continue
+            self.leave(ticket)
+            verdicts.append(Refusal(ticket.id, outcome))
         self.settle()
         return verdicts
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from gateway.quickstart import EngineFacts, Quickstart, Wish, write_configuration
 
-__all__ = ["Engine", "UpError", "curl_lines", "stay_up"]
+__all__ = ["Engine", "Ready", "UpError", "curl_lines", "running_gateway", "stay_up", "stopped"]
 
 READY_S = 60.0
 STOP_S = 15.0
@@ -41,7 +41,9 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class Ready:
+    """Where a started gateway listens."""
+
     url: str
     admin_url: str
 
@@ -64,13 +66,13 @@ def stay_up(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: told.set())
     run_dir.mkdir(parents=True, exist_ok=True)
-    with _stopped(start_engines(run_dir)) as engines:
+    with stopped(start_engines(run_dir)) as engines:
         urls = [engine.url for engine in engines]
         try:
             started = write_configuration(run_dir, urls, facts, wish)
         except ValueError as error:
             raise UpError(str(error)) from error
-        with _gateway(started, run_dir / "gateway.log") as (process, ready):
+        with running_gateway(started, run_dir / "gateway.log") as (process, ready):
             announce(_told(ready, urls, facts, started))
             while not told.wait(0.2):
                 if process.poll() is not None:
@@ -78,9 +80,7 @@ def stay_up(
     return 0
 
 
-def _told(
-    ready: _Ready, urls: list[str], facts: EngineFacts, started: Quickstart
-) -> dict[str, Any]:
+def _told(ready: Ready, urls: list[str], facts: EngineFacts, started: Quickstart) -> dict[str, Any]:
     return {
         "gateway_url": ready.url,
         "admin_url": ready.admin_url,
@@ -93,7 +93,8 @@ def _told(
 
 
 @contextlib.contextmanager
-def _stopped(engines: list[Engine]) -> Iterator[list[Engine]]:
+def stopped(engines: list[Engine]) -> Iterator[list[Engine]]:
+    """The engines, which are stopped in the end."""
     try:
         yield engines
     finally:
@@ -102,11 +103,27 @@ def _stopped(engines: list[Engine]) -> Iterator[list[Engine]]:
 
 
 @contextlib.contextmanager
-def _gateway(started: Quickstart, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], _Ready]]:
+def running_gateway(
+    started: Quickstart, log: Path, *, apart: bool = False
+) -> Iterator[tuple[subprocess.Popen[bytes], Ready]]:
+    """A gateway of its own process, ready, and stopped in the end.
+
+    Args:
+        started: its configuration.
+        log: takes what it prints.
+        apart: Ctrl-C in this terminal does not reach it.
+
+    Raises:
+        UpError: it did not become ready.
+    """
     command = [sys.executable, "-m", "gateway", "serve", "--config", str(started.config)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=apart,
         )
     try:
         yield process, _wait_ready(process, log)
@@ -119,14 +136,14 @@ def _gateway(started: Quickstart, log: Path) -> Iterator[tuple[subprocess.Popen[
             process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> _Ready:
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> Ready:
     """The addresses from the gateway's own log, once one of its engines is up too."""
     until_s = time.monotonic() + READY_S
     while time.monotonic() < until_s:
         events = _events(log)
         ready = next((e for e in events if e.get("event") == "ready"), None)
         if ready is not None and any(e.get("event") == "engine_up" for e in events):
-            return _Ready(ready["url"], ready["admin_url"])
+            return Ready(ready["url"], ready["admin_url"])
         if process.poll() is not None:
             break
         time.sleep(0.02)
@@ -159,6 +176,7 @@ def curl_lines(told: dict[str, Any]) -> str:
     lines = [
         f"engines  {' '.join(told['engine_urls'])}",
         f"gateway  {url}   model {told['model']}",
+        f"console  {told['admin_url']}/console   token {told['admin_token']}",
         "",
         "# a streamed chat",
         f"curl -N {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\",

@@ -72,12 +72,16 @@ Verdict = Dispatched | Queued | Refusal
 
 @dataclass(frozen=True, slots=True)
 class RouteView:
-    """Where the requests of one (model, size class) go now."""
+    """Where the requests of one (model, size class) go now.
+
+    ``draining``: none goes anywhere; what arrives or waits is refused as such.
+    """
 
     stable: str
     candidate: str | None = None
     candidate_weight: float = 0.0
     mode: AdmissionMode = AdmissionMode.ENFORCE
+    draining: bool = False
 
     def pool(self, arm: Arm) -> str:
         """The pool of an arm; without a candidate both arms are the stable pool."""

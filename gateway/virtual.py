@@ -50,6 +50,7 @@ class VirtualGate(Generic[Arrival, Action]):
         self._send = send
         self._refuse = refuse
         self._seqs: dict[int, int] = {}
+        self._tickets: dict[int, int] = {}
         self._leases: dict[int, int] = {}
 
     def offer(self, arrival: Arrival, now: float) -> list[Action]:
@@ -57,6 +58,7 @@ class VirtualGate(Generic[Arrival, Action]):
         seq, offer = self._classify(arrival, now)
         ticket_id, verdicts = self.core.offer(offer, now)
         self._seqs[ticket_id] = seq
+        self._tickets[seq] = ticket_id
         return self._actions(verdicts)
 
     def first_event(self, seq: int, now: float) -> list[Action]:
@@ -66,6 +68,18 @@ class VirtualGate(Generic[Arrival, Action]):
     def finished(self, seq: int, now: float, output_tokens: int) -> list[Action]:
         """An answer is complete."""
         return self._actions(self.core.release(self._leases.pop(seq), now, output_tokens))
+
+    def cancel(self, seq: int, now: float) -> list[Action]:
+        """Its caller left: what it waited in or held is given back."""
+        if seq in self._leases:
+            return self._actions(self.core.release(self._leases.pop(seq), now))
+        ticket_id = self._tickets.pop(seq, None)
+        if ticket_id is None:
+            return []
+        # What is due at this moment may still name the leaver: its number goes last.
+        actions = self._actions(self.core.cancel(ticket_id, now))
+        self._seqs.pop(ticket_id, None)
+        return actions
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due."""
@@ -80,9 +94,11 @@ class VirtualGate(Generic[Arrival, Action]):
         for verdict in verdicts:
             if isinstance(verdict, Dispatched):
                 seq = self._seqs.pop(verdict.ticket_id)
+                self._tickets.pop(seq, None)
                 self._leases[seq] = verdict.lease_id
                 actions.append(self._send(seq, self._index[verdict.engine]))
             elif isinstance(verdict, Refusal):
                 seq = self._seqs.pop(verdict.ticket_id)
+                self._tickets.pop(seq, None)
                 actions.append(self._refuse(seq, verdict.outcome))
         return actions

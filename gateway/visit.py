@@ -3,6 +3,7 @@
 Filled stage by stage in ``app``; read once at the end, for the metrics and the log line.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.domain import Arm, Outcome, Principal, Surface
@@ -24,6 +25,8 @@ class Visit:
     marks: Timeline
     ending: Ending
     sent: Sent
+    pass_on: Callable[[bytes], bool] | None = None
+    answer: Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool] | None = None
     surface: Surface | None = None
     outcome: Outcome = Outcome.INTERNAL_ERROR
     status: int | None = None
@@ -45,7 +48,7 @@ class Visit:
     classified_s: float | None = None
     classify_method: str | None = None
     queue_s: float | None = None
-    retries: int = 0
+    retry_reason: str | None = None
     offered: bool = False
     detail: str | None = None
 
@@ -61,33 +64,15 @@ class Visit:
     def finished(self, ended_s: float) -> Finished:
         """The request as the observer takes it."""
         marks, principal = self.marks, self.principal
+        # By position, as wherever a value is made for every request: names cost as much again.
         return Finished(
-            outcome=self.outcome,
-            request_id=self.request_id,
-            surface=self.surface,
-            arrived_s=self.arrived_s,
-            ended_s=ended_s,
-            status=self.status,
-            key_id=principal.key_id if principal else None,
-            trace_id=self.trace_id,
-            model=self.model,
-            size_class=self.size_class,
-            service_class=principal.service_class if principal else None,
-            arm=None if self.arm is None else str(self.arm),
-            pool=self.pool,
-            engine=self.engine,
-            stream=self.stream,
-            prompt_tokens=self.prompt_tokens,
-            engine_prompt_tokens=self.engine_prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            classify_s=self.classify_s,
-            classify_method=self.classify_method,
-            dispatched_s=marks.dispatched_s,
-            first_event_s=marks.first_event_s,
-            max_stall_s=marks.max_gap_s if marks.events > 1 else None,
-            gaps=marks.gaps,
-            gaps_sum_s=(marks.last_event_s or 0.0) - (marks.first_event_s or 0.0),
-            retries=self.retries,
-            offered=self.offered,
-            detail=self.detail,
-        )
+            self.outcome, self.request_id, self.surface, self.arrived_s, ended_s, self.status,
+            principal.key_id if principal else None, self.trace_id, self.model, self.size_class,
+            principal.service_class if principal else None,
+            None if self.arm is None else str(self.arm), self.pool, self.engine, self.stream,
+            self.prompt_tokens, self.engine_prompt_tokens, self.completion_tokens,
+            self.classify_s, self.classify_method, marks.dispatched_s, marks.first_event_s,
+            marks.max_gap_s if marks.events > 1 else None, marks.gaps,
+            (marks.last_event_s or 0.0) - (marks.first_event_s or 0.0),
+            self.retry_reason, self.offered, self.detail,
+        )  # fmt: skip

@@ -51,12 +51,11 @@ __all__ = [
     "WireError",
 ]
 
+Sink = Callable[[bytes, bytes | None], bool]
+
 READ_BYTES = 32 * 1024
 BUFFER_BYTES = 32 * 1024
-
-
-# A connection that the engine had closed before is lost within a round trip of the write; one that
-# is lost later had a request on it that may have been the cause.
+# One that the engine had closed is lost within a round trip; later, its request may be the cause.
 STALE_WITHIN_S = 0.1
 # Out of files, buffers or ports: ours, not the engine's.
 OUR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL})
@@ -98,7 +97,7 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         self._error: WireError | None = None
         self._finished = self._aborted = False
-        self._sink: Callable[[bytes], bool] | None = None
+        self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self._buffered = 0
         self.status = 0
@@ -113,31 +112,32 @@ class Exchange:
         """Send the request and wait for the response's head; WireError if there is none."""
         self._raise_if_over()
         pooled = self._client.take()
-        if pooled is not None and not await self._sent_on_pooled(pooled):
-            try:
-                await self._send(await self._connect())
-            except ConnectFailed as error:
-                # Something was written before: nobody may conclude that nothing was sent.
-                raise Disconnected(f"sent once, and then: {error}") from error
-        elif pooled is None:
+        if pooled is None:
             await self._send(await self._connect())
-        self._raise_unless_begun()
-
-    async def _sent_on_pooled(self, pooled: Connection) -> bool:
-        """Send on a connection that has served before; False if the engine had closed it."""
-        self.reused = True
-        sent_s = self.loop.time()
-        await self._send(pooled)
-        lost = isinstance(self._error, Disconnected) and pooled.silent
-        if self._aborted or not lost or self.loop.time() - sent_s > STALE_WITHIN_S:
-            return True
-        self._error, self.reused = None, False
-        return False
-
-    def _raise_unless_begun(self) -> None:
+        else:
+            self.reused, sent_s = True, self.loop.time()
+            self._connection = pooled
+            pooled.begin(self, *self._request)
+            while not self.status and self._error is None:
+                await self._wait()
+            if not self.status and self._was_stale(pooled, sent_s):
+                await self._send_again()
         # A body that broke at once is read first, up to the break.
         if not self.status:
             self._raise_if_over()
+
+    def _was_stale(self, pooled: Connection, sent_s: float) -> bool:
+        """Whether the engine had closed a pooled connection before the request came."""
+        lost = isinstance(self._error, Disconnected) and pooled.silent
+        return not self._aborted and lost and self.loop.time() - sent_s <= STALE_WITHIN_S
+
+    async def _send_again(self) -> None:
+        self._error, self.reused = None, False
+        try:
+            await self._send(await self._connect())
+        except ConnectFailed as error:
+            # Something was written before: nobody may conclude that nothing was sent.
+            raise Disconnected(f"sent once, and then: {error}") from error
 
     async def _connect(self) -> Connection:
         self._raise_if_over()
@@ -181,8 +181,10 @@ class Exchange:
         self._parts.clear()
         return data
 
-    async def flow(self, sink: Callable[[bytes], bool]) -> bool:
+    async def flow(self, sink: Sink) -> bool:
         """Hand on what arrives as it arrives, in the read itself, until ``sink`` says False.
+
+        A part that came as one plain chunk is handed on with its framing beside it, else ``None``.
 
         Returns whether the response may go on: True after ``sink`` said False (what arrives until
         the next call is kept, within the bounds), False once the response is whole.
@@ -190,21 +192,21 @@ class Exchange:
         Raises:
             WireError: the response can not become whole; what arrived before is handed on first.
         """
-        if self._parts and not sink(await self.read()):
+        if self._parts and not sink(await self.read(), None):
             return True
         self._sink = sink
         try:
             while not self._finished:
                 self._raise_if_over()
                 await self._wait()
-                if self._plugged():
+                if not self._flowing():
                     return True
         finally:
             self._sink = None
         return False
 
-    def _plugged(self) -> bool:
-        return self._sink is None
+    def _flowing(self) -> bool:
+        return self._sink is not None
 
     def abort(self, error: WireError) -> None:
         """End the exchange from outside: the pending or next call raises ``error``."""
@@ -231,11 +233,11 @@ class Exchange:
         self.status, self.headers = status, headers
         self._wake()
 
-    def got_body(self, data: bytes) -> bool:
+    def got_body(self, data: bytes, framed: bytes | None = None) -> bool:
         """Called by the connection with body bytes; True asks it to pause reading."""
         sink = self._sink
         if sink is not None:
-            if not sink(data):
+            if not sink(data, framed):
                 self._sink = None
                 self._wake()
             return False
@@ -305,8 +307,7 @@ class EngineClient:
         self.origin = Origin.parse(origin) if isinstance(origin, str) else origin
         self.loop = asyncio.get_running_loop()
         self._service = service
-        named = self.origin if service is None else replace(self.origin, host=service)
-        self._host = named.authority
+        self._host = replace(self.origin, host=service or self.origin.host).authority
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._connect_timeout_s = connect_timeout_s
         self._keepalive_s = keepalive_s

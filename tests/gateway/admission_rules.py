@@ -30,7 +30,7 @@ def offer(machine: Machine, draw: Draw) -> None:
     if not account.waiting:
         return  # a configuration may route nothing
     key = pick(draw, list(account.waiting))
-    if not account.pool_of[key]:
+    if not account.pool_of[key] and not account.drains(key):
         return
     if draw(60) == 0:
         key = key._replace(service_class="unheard")
@@ -39,7 +39,7 @@ def offer(machine: Machine, draw: Draw) -> None:
     largest = account.spec(key).largest_prompt_tokens
     tokens = largest // pick(draw, (1, 1, 2, 4)) - draw(3)
     slots = pick(draw, (1, 1, 1, 1, 1, 2, 4))
-    if draw(25) == 0:
+    if draw(25) == 0 and account.pool_of[key]:
         slots, tokens = _exceptional_slots(machine, key), 64
     machine.offer(
         Offer(
@@ -225,6 +225,15 @@ def routes(machine: Machine, draw: Draw) -> None:
         AdmissionMode.ENFORCE,
     )
     machine.set_routes(table)
+
+
+def drain(machine: Machine, draw: Draw) -> None:
+    """Drain or undrain one (model, size class)."""
+    where = pick(draw, sorted(machine.account.routes))
+    route = machine.account.routes[where]
+    machine.set_routes(
+        {**machine.account.routes, where: replace(route, draining=not route.draining)}
+    )
 
 
 def pause(machine: Machine, draw: Draw) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 __all__ = ["FakeEngine", "listening", "page"]
 
@@ -35,9 +36,11 @@ class FakeEngine:
     hangs: bool = False
     answers: dict[str, str] = field(default_factory=dict)
     requests: list[bytes] = field(default_factory=list)
+    connections: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
+        self.connections += 1
         try:
             while request := await reader.readuntil(b"\r\n\r\n"):
                 self.requests.append(request)
@@ -62,18 +65,23 @@ class FakeEngine:
 
 
 @asynccontextmanager
-async def listening(engine: FakeEngine, port: int = 0) -> AsyncIterator[int]:
-    """Serve it on a port of 127.0.0.1; every connection is closed at the end."""
+async def listening(engine: FakeEngine, where: int | Path = 0) -> AsyncIterator[int]:
+    """Serve it on a port of 127.0.0.1 or a unix socket; every connection is closed at the end."""
     tasks: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.add(asyncio.ensure_future(engine.serve(reader, writer)))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", port)
+    if isinstance(where, Path):
+        server = await asyncio.start_unix_server(accept, where)
+    else:
+        server = await asyncio.start_server(accept, "127.0.0.1", where)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        for _ in range(5):  # turns in which the loop tells of whom it accepted just before
+            await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -167,6 +167,13 @@ async def test_limits_are_changed_against_the_revision_that_was_seen(held: Held)
     assert (await ask(held, "/admin/limits", "anna")).json() == changed.json()
 
 
+async def test_a_check_says_what_it_would_change(held: Held) -> None:
+    body = {"revision": 1, "set": {FLOW: 9}, "check": True}
+    checked = (await ask(held, "/admin/limits", "ben", "POST", json=body)).json()
+    row = {"limit": FLOW, "before": {"value": None}, "after": {"value": 9}}
+    assert (checked["revision"], checked["set"], checked["changed"]) == (1, {}, [row])
+
+
 @pytest.mark.parametrize(
     ("body", "word"),
     [

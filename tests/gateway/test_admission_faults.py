@@ -143,6 +143,15 @@ def weights_are_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Layout, "_place", place)
 
 
+@fault("P3", first_seed=244)  # a debt of reserved passes seldom outlives a canary
+def a_debt_stays_as_large_when_the_weight_falls(patch: pytest.MonkeyPatch) -> None:
+    def weigh(flow: Flow, weight: float, quantum: float) -> None:
+        flow.weight = weight
+        flow.deficit = min(flow.deficit, weight * quantum + flow.given_back)
+
+    patch.setattr(Flow, "weigh", weigh)
+
+
 @fault("P4", engines=2)
 def nobody_holds(patch: pytest.MonkeyPatch) -> None:
     real = ring._conclude
@@ -300,7 +309,7 @@ def the_engine_is_chosen_by_a_counter_of_the_process(patch: pytest.MonkeyPatch) 
 
 @fault("P8")
 def turns_follow_an_order_that_differs_between_processes(patch: pytest.MonkeyPatch) -> None:
-    chance, real = random.Random(5), ring.rings_of
+    chance, real = random.Random(5), topology.rings_of
 
     def rings(flows: Iterable[Flow], quantum: float, before: Mapping[Flow, Ring]) -> list[Ring]:
         shuffled = list(flows)

@@ -26,3 +26,14 @@ def test_dead_entries_never_outnumber_the_living_by_much():
         agenda.add(float(number), number)
         living.discard(number - 10)
     assert len(agenda) <= 2 * 10 + SWEEP_ABOVE + 1
+
+
+def test_only_what_lives_is_due_whatever_was_asked_before() -> None:
+    lives = {2}
+    asked, unasked = (Agenda(lives.__contains__) for _ in range(2))
+    for agenda in (asked, unasked):
+        agenda.add(1.0, 1)
+        agenda.add(3.0, 2)
+    assert asked.next_s() == 3.0
+    for now, due in ((2.0, False), (3.0, True)):
+        assert asked.is_due(now) is unasked.is_due(now) is due

@@ -1,6 +1,9 @@
 """Whether an engine honours priorities: what it says, and what the experiment shows."""
 
-from collections.abc import Iterator
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -8,9 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.capability import policy_of, probe_priority, stated
+from gateway.cli import main
 from gateway.progress import PriorityState
 from loadgen.engine.launch import EngineProcess, start_engine
+from tests.gateway.certificates import Authority
 from tests.gateway.fake_engine import FakeEngine, listening, page
+
+
+@asynccontextmanager
+async def encrypted(fake: FakeEngine, authority: Authority, *, asks: bool) -> AsyncIterator[int]:
+    """That engine behind a certificate of the authority; with ``asks`` it wants one too."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    signed = authority.sign("engine")
+    context.load_cert_chain(signed.cert, signed.key)
+    if asks:
+        context.load_verify_locations(authority.file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    async with await asyncio.start_server(fake.serve, "127.0.0.1", 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
+
 
 SEATS = ("--max-num-seqs", "12", "--time-scale", "0.5")
 
@@ -47,6 +66,42 @@ async def test_an_engine_that_is_not_there_or_does_not_say_what_waits_tells_noth
             report = await probe_priority(f"http://127.0.0.1:{port}", "m")
         assert report.honoured is None
         assert why in report.evidence[0]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_engine_that_speaks_tls_is_probed_if_it_is_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asks: bool
+) -> None:
+    authority, stranger = Authority(tmp_path / "a"), Authority(tmp_path / "b")
+    own = authority.sign("gateway")
+    shown = ["--cert-file", str(own.cert), "--key-file", str(own.key)] if asks else []
+
+    async def probe(ca_file: Path) -> int:
+        async with encrypted(FakeEngine(metrics=""), authority, asks=asks) as port:
+            url = f"https://localhost:{port}"
+            words = ["engines", "probe", url, "--model", "m", "--ca-file", str(ca_file), *shown]
+            return await asyncio.to_thread(main, words)
+
+    # It is no vLLM, so nothing can be told of it: but it was spoken to.
+    assert asyncio.run(probe(authority.file)) == 1
+    assert "does not say what runs" in capsys.readouterr().out
+    assert asyncio.run(probe(stranger.file)) == 1
+    assert "did not answer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("url", "flags", "reason"),
+    [
+        ("https://h:1", ["--ca-file", "gone.crt"], "--ca-file: gone.crt can't be read"),
+        ("https://h:1", ["--cert-file", "a"], "--cert-file and --key-file need each other"),
+        ("http://h:1", ["--ca-file", "gone.crt"], "http://h:1: --ca-file"),
+    ],
+)
+def test_a_probe_with_files_that_cannot_be_used_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], url: str, flags: list[str], reason: str
+) -> None:
+    assert main(["engines", "probe", url, "--model", "m", *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {reason}")
 
 
 async def test_an_experiment_that_takes_too_long_is_given_up() -> None:

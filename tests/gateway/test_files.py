@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.files import ConfigError, read_text, resolve, validated
+from gateway.files import ConfigError, Findings, raise_all, read_text, resolve, validated
 from gateway.schema import Probe
 
 
@@ -32,3 +32,29 @@ def test_a_reference_is_relative_to_the_file_it_stands_in() -> None:
     inside = resolve(config, "package:pydantic/py.typed")
     assert inside.is_file()
     assert resolve(config, "package:no_such_package/x") == Path("package:no_such_package/x")
+
+
+def test_findings_hold_each_fault_of_all_steps_once_in_order(tmp_path: Path) -> None:
+    found, reached = Findings(), []
+    for number, key in enumerate(("b", "a", "b")):
+        with found.step():
+            raise_all(tmp_path, [(key, "is wrong"), ("both", "are wrong")])
+            reached.append(number)
+    with found.step():
+        raise_all(tmp_path, [])
+        reached.append(3)
+    with pytest.raises(ConfigError) as raised:
+        found.settle()
+    assert reached == [3]
+    assert [fault.key for fault in raised.value.faults] == ["b", "both", "a"]
+    assert str(raised.value).splitlines()[0] == f"{tmp_path}: b: is wrong"
+    assert (raised.value.file, raised.value.key) == (tmp_path, "b")
+
+
+def test_findings_of_nothing_let_go_on() -> None:
+    Findings().settle()
+
+
+def test_what_is_no_fault_of_a_configuration_is_not_kept() -> None:
+    with pytest.raises(KeyError), Findings().step():
+        raise KeyError

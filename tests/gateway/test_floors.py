@@ -40,7 +40,7 @@ def test_one_below_a_floor_is_named_with_the_flow_that_could_never_fit(
 ) -> None:
     (reason,) = broken_floors((SHORT, LONG), limits)
     assert reason.startswith(key)
-    assert "flow.long.batch (model m)" in reason
+    assert "flow.m.long.batch" in reason
 
 
 def test_a_quarter_of_the_slots_and_at_least_two_stay_shared() -> None:
@@ -55,6 +55,6 @@ def test_a_quarter_of_the_slots_and_at_least_two_stay_shared() -> None:
 def test_reserved_slots_without_prefill_room_for_one_prompt_are_refused() -> None:
     short = replace(SHORT, reserved_prefill_tokens=4095)
     (reason,) = broken_floors((short, LONG), LIMITS)
-    assert "flow.short.interactive" in reason
+    assert "flow.m.short.interactive" in reason
     assert "4096" in reason
     assert broken_floors((replace(short, reserved_slots=0), LONG), LIMITS) == []

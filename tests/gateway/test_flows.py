@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,28 @@ def test_an_emptied_queue_loses_its_credit_and_keeps_its_debt() -> None:
         flow.deficit = before
         flow.remove(ticket)
         assert flow.deficit == after
+
+
+@pytest.mark.parametrize(
+    ("before", "weight", "after"),
+    [
+        (-2000.0, 0.02, -(20.48 + 588.8)),  # run up on reservations at weight 1
+        (-500.0, 0.02, -500.0),  # one dispatch in turn costs as much
+        (-2000.0, 1.0, -2000.0),  # a change of something else forgives nothing
+        (-2000.0, 4.0, -2000.0),
+        (1000.0, 0.02, 20.48),
+        (1000.0, 4.0, 1000.0),
+    ],
+)
+def test_another_weight_bounds_credit_and_debt_beside_what_was_given_back(
+    before: float, weight: float, after: float
+) -> None:
+    for given_back in (0.0, 700.0):
+        flow = make_flow(replace(SPEC, largest_prompt_tokens=512))
+        flow.deficit, flow.given_back = before + given_back, given_back
+        flow.weigh(weight, 1024.0)
+        assert flow.weight == weight
+        assert flow.deficit == pytest.approx(after + given_back)
 
 
 def test_ages_count_from_the_headers_not_from_the_queue() -> None:

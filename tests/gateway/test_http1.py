@@ -59,8 +59,9 @@ class Answer:
         assert self.status == 0
         self.status, self.headers = status, headers
 
-    def got_body(self, data: bytes) -> bool:
+    def got_body(self, data: bytes, framed: bytes | None = None) -> bool:
         assert not self.finished
+        assert framed in (None, b"%x\r\n%b\r\n" % (len(data), data))
         self.body += data
         return len(self.body) >= self.full_after
 

@@ -91,6 +91,7 @@ def test_every_change_is_another_revision_and_says_by_whom() -> None:
         ("flow.short.batch.reserved_slots", 1, "can't be set"),
         (f"engine.{ENGINE}.policy", "fcfs", "can't be set"),
         ("flow.short.weight", 1.0, "flow.SIZE.SERVICE.KEY"),
+        ("flow.short/batch.weight", 1.0, "must be flow.SIZE.SERVICE.KEY"),
         ("pool.a.slots", 1, "must be flow."),
         ("weight", 1, "must be flow."),
         ("", 1, "must be flow."),

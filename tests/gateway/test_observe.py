@@ -129,9 +129,9 @@ def test_what_ends_at_the_edge_is_counted_without_a_class(observer: Observer) ->
 
 def test_refusals_that_were_not_acted_on_and_retries_are_counted(observer: Observer) -> None:
     observer.would_refuse("short", "interactive", Outcome.QUEUE_FULL)
-    observer.record(replace(DONE, retries=2))
+    observer.record(replace(DONE, retry_reason="rejected"))
     assert value(observer, "would_refuse_total", **SHORT, outcome="queue_full") == 1
-    assert value(observer, "retries_total", pool="a") == 2
+    assert value(observer, "retries_total", pool="a", reason="rejected") == 1
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_what_waits_is_read_at_scrape_time_and_summed_over_models_and_arms(
     def occupancy() -> Occupancy:
         age_s = next(ages)
         flows = (
-            FlowLoad("short", "interactive", 3, 300, 9000, age_s, 4),
-            FlowLoad("short", "interactive", 1, 50, 100, 0.1, 1),
+            FlowLoad("short", "interactive", 3, 300, 9000, age_s, 4, 512, 20.0),
+            FlowLoad("short", "interactive", 1, 50, 100, 0.1, 1, 256, 10.0),
         )
         engine = EngineLoad("http://e", True, 2, 5, 600, 7000, 128, 40_960, 353_894, (("long", 1),))
         return Occupancy(flows, (engine,), 9, True, drain_remaining=5, routes=[("m/short", 0.25)])
@@ -174,6 +174,8 @@ def test_what_waits_is_read_at_scrape_time_and_summed_over_models_and_arms(
     flow = (("service_class", "interactive"), ("size_class", "short"))
     assert got["sluicegate_oldest_waiting_age_seconds", *flow] == 2.5
     assert got["sluicegate_queue_depth", *flow] == 4
+    assert got["sluicegate_queue_depth_limit", *flow] == 768
+    assert got["sluicegate_oldest_waiting_age_limit_seconds", *flow] == 10.0
     assert got[("sluicegate_drain_remaining",)] == 5
     assert got["sluicegate_route_candidate_weight", ("route", "m/short")] == 0.25
     assert got["sluicegate_queue_tokens", *flow] == 350
@@ -203,14 +205,16 @@ def crowd(config: Settings) -> Observer:
                             size_class=size,
                             service_class=service,
                             classify_method=method,
-                            retries=1,
                         )
                         observer.offered(size, service)
                         observer.would_refuse(size, service, outcome)
-                        observer.record(seen)
+                        for reason in ("unreachable", "rejected", "disconnected"):
+                            observer.record(replace(seen, retry_reason=reason))
                         observer.record(replace(seen, first_event_s=None))
                         observer.record(replace(seen, engine_prompt_tokens=1))
                         observer.record(replace(seen, dispatched_s=None))
+    for route in config.document.route:
+        observer.canary_aborted(f"{route.model}/{route.size}")
     return observer
 
 
@@ -225,7 +229,8 @@ def full_occupancy(config: Settings) -> Occupancy:
         EngineLoad(engine, True, 1, 0, 0, 0, 1, 1, 1, prefilling) for engine in config.engines
     ]
     routes = [(f"{route.model}/{route.size}", 0.1) for route in config.document.route]
-    return Occupancy(flows, engines, 1, routes=routes)
+    watches = [(route, "watching") for route, _ in routes]
+    return Occupancy(flows, engines, 1, routes=routes, watches=watches)
 
 
 def test_the_gaps_of_a_stream_are_folded_into_one_histogram(observer: Observer) -> None:
@@ -272,7 +277,7 @@ def test_ten_thousand_callers_make_no_new_series(config: Settings) -> None:
                 arm=name,
                 classify_method=name,
                 detail=name,
-                retries=1,
+                retry_reason=name,
             )
         )
     assert series(observer) == before
@@ -296,7 +301,7 @@ def test_every_metric_of_the_table_is_exported_under_its_name(config: Settings) 
 def test_labels_are_of_the_bounded_kinds_only() -> None:
     allowed = {
         *("size_class", "service_class", "pool", "engine", "outcome", "surface"),
-        *("method", "phase", "route", "progress", "priority"),
+        *("method", "phase", "route", "progress", "priority", "state", "reason"),
     }
     assert {label for kind in METRICS.values() for label in kind.labels} <= allowed
 

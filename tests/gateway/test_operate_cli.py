@@ -13,11 +13,11 @@ import pytest
 import uvloop
 
 from gateway.admin import build_admin
+from gateway.admin_flags import TOKEN_VARIABLE
 from gateway.cli import main
 from gateway.domain import Outcome
 from gateway.edge import EdgeLimits, uvicorn_config
 from gateway.listen import Listener, listening
-from gateway.operate_cli import TOKEN_VARIABLE
 from tests.gateway.certificates import Authority
 from tests.gateway.controlled import TOKENS, WHOLE, Held, controlled
 
@@ -220,17 +220,3 @@ def test_an_operators_listener_with_tls_asks_for_certificates_where_told(
         shown = ("--cert-file", str(own.cert), "--key-file", str(own.key))
         assert run("usage", *ca, *shown, at=gateway) == 0
     assert capsys.readouterr().err.count(f"error: {gateway.url}: ") == 2
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        "limits", "limits show", "limits set", "limits pause", "limits resume", "reload", "usage",
-        "engines", "engines probe", "keys", "keys new", "keys list", "keys revoke", "check",
-    ],
-)  # fmt: skip
-def test_every_verbs_help_ends_with_examples_that_name_it(capsys: Said, verb: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*verb.split(), "--help"])
-    assert ended.value.code == 0
-    assert f"sluicegate {verb}" in capsys.readouterr().out.partition("examples:")[2]

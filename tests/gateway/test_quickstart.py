@@ -1,6 +1,7 @@
 """What ``up`` writes is a configuration that loads, whatever the engines are."""
 
 import stat
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import pytest
 from gateway.auth import by_key
 from gateway.config import load
 from gateway.domain import AdmissionMode
-from gateway.quickstart import SERVICES, EngineFacts, Wish, write_configuration
+from gateway.quickstart import (
+    SERVICES,
+    EngineFacts,
+    Supported,
+    Wish,
+    supported_from,
+    write_configuration,
+)
 
 ENGINES = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
 FACTS = EngineFacts()
@@ -38,6 +46,54 @@ def test_it_loads_for_engines_of_every_kind(tmp_path: Path, name: str, isolated:
         assert limits.slots <= facts.max_num_seqs + 2
         assert limits.kv_tokens <= facts.kv_tokens
         assert limits.fcfs == (facts.policy == "fcfs")
+
+
+SUPPORTED = """
+[limits]
+slots = 34
+prefill_tokens = 66560
+kv_tokens = 393200
+token_budget = 4096
+prefill_tokens_per_s = 9000.0
+policy = "fcfs"
+[scheduling]
+beta = 0.38
+[size.long]
+max_prefilling_per_engine = 2
+"""
+
+
+def test_limits_that_records_support_take_the_place_of_the_defaults(tmp_path: Path) -> None:
+    wish = Wish(supported=supported_from(SUPPORTED), time_scale=2.0)
+    settings = load(write_configuration(tmp_path, ENGINES, FACTS, wish).config)
+    for limits in settings.engines.values():
+        assert (limits.slots, limits.prefill_tokens) == (34, 66560)
+        assert limits.fcfs
+    told = tomllib.loads((tmp_path / "gateway.toml").read_text())
+    assert told["limits"]["prefill_tokens_per_s"] == 18_000.0
+    assert told["scheduling"] == {"beta": 0.38}
+    assert told["size"]["long"]["max_prefilling_per_engine"] == 2
+
+
+def test_the_engines_policy_alone_leaves_the_other_limits(tmp_path: Path) -> None:
+    wish = Wish(supported=Supported({"policy": "priority"}))
+    settings = load(write_configuration(tmp_path, ENGINES, FACTS, wish).config)
+    assert not any(limits.fcfs for limits in settings.engines.values())
+    assert {limits.slots for limits in settings.engines.values()} == {128}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[limits]\nslot = 3", "limits.slot"),
+        ("[size.short]\nweight = 1.0", "size.short"),
+        ("[size.long]\nweight = 1.0", "size.long.weight"),
+        ("[auth]\nkeys_file = 'x'", "auth"),
+    ],
+)
+def test_what_bench_limits_does_not_print_is_refused_by_name(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named} is not among"):
+        supported_from(text)
 
 
 def test_its_keys_open_it_and_are_the_owners_alone(tmp_path: Path) -> None:

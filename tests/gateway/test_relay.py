@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from gateway.lifetime import Ending, Timeline, Timeouts
 from gateway.relay import MAX_HELD_BYTES, Relayed, UpstreamCall, relay
 from gateway.sse import MAX_EVENT_BYTES
 from gateway.tallies import BOUNDS_S
-from gateway.wire import EngineClient
+from gateway.wire import EngineClient, Header
 from tests.gateway.scripted import (
     BACKEND,
     CHUNKED_HEAD,
@@ -48,6 +48,30 @@ class Caller:
     parts: list[bytes] = field(default_factory=list)
     ended: bool = False
     gate: asyncio.Event | None = None
+    passed: int = 0
+
+    def pass_on(self, framed: bytes) -> bool:
+        """A chunk as it came, which a caller who is behind does not take."""
+        assert not self.ended
+        assert self.status is not None
+        if self.gate is not None:
+            return False
+        line, _, rest = framed.partition(b"\r\n")
+        assert rest[int(line, 16) :] == b"\r\n"
+        self.parts.append(rest[:-2])
+        self.passed += 1
+        return True
+
+    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """A whole answer in one step, which a caller who is behind does not take."""
+        assert not self.ended
+        assert self.status is None
+        if self.gate is not None:
+            return False
+        self.status, self.headers, self.ended = status, dict(headers), True
+        self.parts.append(body)
+        self.passed += 1
+        return True
 
     async def send(self, message: Mapping[str, Any]) -> None:
         assert not self.ended
@@ -109,7 +133,11 @@ class Setting:
         async with asyncio.timeout(20):  # a limit that is not kept fails the test
             result = await relay(
                 self.client,
-                call(stream)._replace(hide_usage=self.hide_usage),
+                call(stream)._replace(
+                    hide_usage=self.hide_usage,
+                    pass_on=self.caller.pass_on,
+                    answer=self.caller.answer,
+                ),
                 self.caller.send,
                 self.gone,
                 self.marks,
@@ -215,6 +243,36 @@ async def test_each_event_is_passed_on_before_the_next_one_comes() -> None:
         await eventually(lambda: setting.caller.body == event("a"))
         passed.set()
         assert (await running).outcome is Outcome.COMPLETED
+
+
+async def test_events_alike_pass_in_the_framing_they_came_in() -> None:
+    words = [event(word) for word in ("one", "two", "three", "four, five")]
+    told = event('a "quote"'), event("", "stop"), DONE
+    parts = [chunk(part) for part in (*words, *told)]
+    script = answers(CHUNKED_HEAD, *parts, LAST_CHUNK, pause_s=0.01)
+    async with scripted_engine(script) as engine:
+        setting = Setting(engine)
+        result = await setting.relay()
+    assert result.outcome is Outcome.COMPLETED
+    assert setting.caller.body == b"".join((*words, *told))
+    assert setting.caller.passed >= 2  # of the first ones the first shows what an event is like
+    assert setting.marks.events == len(parts)
+
+
+async def test_a_caller_that_falls_behind_gets_the_same_bytes() -> None:
+    words = [event(f"word {n}") for n in range(12)]
+    everything = (*words, event("", "stop"), DONE)
+    script = answers(CHUNKED_HEAD, *map(chunk, everything), LAST_CHUNK, pause_s=0.01)
+    async with scripted_engine(script) as engine:
+        setting = Setting(engine)
+        running = asyncio.get_running_loop().create_task(setting.relay())
+        await eventually(lambda: setting.caller.passed > 2)
+        setting.caller.gate = asyncio.Event()
+        await asyncio.sleep(0.05)
+        gate, setting.caller.gate = setting.caller.gate, None
+        gate.set()
+        assert (await running).outcome is Outcome.COMPLETED
+    assert setting.caller.body == b"".join(everything)
 
 
 async def test_a_stream_that_ends_with_its_connection_is_judged_by_its_mark() -> None:
@@ -584,7 +642,7 @@ async def test_a_whole_answer_passes_unchanged_with_its_usage_known() -> None:
         completion_tokens=4,
         finish_reason="length",
     )
-    assert (caller.status, caller.body, caller.ended) == (200, body, True)
+    assert (caller.status, caller.body, caller.ended, caller.passed) == (200, body, True, 1)
     assert caller.headers == {
         b"content-type": b"application/json",
         b"content-length": b"%d" % len(body),
@@ -762,3 +820,14 @@ async def test_the_gaps_between_events_are_counted_by_bucket() -> None:
         marks.saw(events)
     counted = {bound: n for bound, n in zip((*BOUNDS_S, None), marks.gaps, strict=True) if n}
     assert counted == {0.001: 1, 0.025: 1, 0.5: 1}
+
+
+async def test_a_caller_that_is_behind_gets_a_whole_answer_all_the_same() -> None:
+    body = b'{"choices":[{"finish_reason":"stop"}]}'
+    async with scripted_engine(answers(plain(body, headers=JSON))) as engine:
+        setting = Setting(engine)
+        setting.caller.gate = asyncio.Event()
+        setting.caller.gate.set()
+        result, caller = await setting.relay(stream=False), setting.caller
+    assert (result.outcome, caller.body, caller.passed) == (Outcome.COMPLETED, body, 0)
+    assert caller.headers[b"content-length"] == b"%d" % len(body)

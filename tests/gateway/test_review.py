@@ -29,13 +29,41 @@ def test_a_careful_configuration_has_no_warnings(tmp_path: Path) -> None:
         (TOKEN.format("1" * 64), "", "admin.tokens", "nobody can look"),
         ("[auth]", '[admin]\nhost = "0.0.0.0"\n[auth]', "admin.host", "without TLS"),
         ("[auth]", "[server]\nmax_body_bytes = 50000\n[auth]", "server.max_body_bytes", "16384"),
-        ("[auth]", "[server]\nprincipal_share = 0.001\n[auth]", "server.max_held_bytes", "one key"),
+        (
+            "[auth]",
+            "[server]\nmax_held_bytes = 9000000\n[auth]",
+            "server.max_held_bytes",
+            "one key",
+        ),
         ("token_budget", 'policy = "priority"\ntoken_budget', "pool.a.limits.policy", "verified"),
         (
             "reserved_slots = 16",
             "reserved_slots = 16\nmax_queued_tokens = 100",
             "flow.short.interactive.max_queued_tokens",
             "never wait",
+        ),
+        ("= 16384\nttft", "= 32768\nttft", "size.long.max_prompt_tokens", "m (16384)"),
+        ("[limits]", "[scheduling]\nquantum = 20000\n[limits]", "scheduling.quantum", "a round"),
+        ("[limits]", "[scheduling]\nquantum = 16\n[limits]", "scheduling.quantum", "1029 rounds"),
+        (
+            *("reserved_slots = 16", "reserved_slots = 16\nprincipal_share = 0.001"),
+            *("flow.short.interactive.principal_share", "less than one request"),
+        ),
+        (
+            *("reserved_slots = 16", "reserved_slots = 16\nmax_age_s = 0.1"),
+            *("flow.short.interactive.max_age_s", "0.11 s"),
+        ),
+        (
+            *("[auth]", "[server]\nmax_requests = 1\n[auth]"),
+            *("server.principal_share", "server.max_requests 1 "),
+        ),
+        (
+            *("[auth]", "[counting]\nmax_requests = 1\n[auth]"),
+            *("server.principal_share", "counting.max_requests 1 "),
+        ),
+        (
+            *("[auth]", "[counting]\nmax_bytes = 1000000\n[auth]"),
+            *("counting.max_bytes", "one body"),
         ),
         (
             '["http://127.0.0.1:8001"]',
@@ -52,6 +80,12 @@ def test_what_is_worth_a_second_look_is_named(
     (found,) = warnings(tmp_path, GOOD.replace(old, new, 1))
     assert found.startswith(f"{key}: ")
     assert word in found
+
+
+def test_a_quantum_that_only_short_rounds_come_of_is_no_fault(tmp_path: Path) -> None:
+    # As large beside the prompts as one that is warned of, but all ends within the TTFT limits.
+    fast = GOOD.replace("token_budget = 8192", "token_budget = 8192\nprefill_tokens_per_s = 9e6")
+    assert warnings(tmp_path, "[scheduling]\nquantum = 20000\n" + fast) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1", "localhost", "unix:/run/admin.sock"])

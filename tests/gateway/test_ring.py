@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from gateway.domain import EngineLimits, FlowSpec
 from gateway.flows import Flow
 from gateway.ledger import EngineLedger
-from gateway.ring import Ring, rings_of
+from gateway.ring import Ring
+from gateway.topology import rings_of
 from tests.gateway.test_flows import make_flow, make_ticket
 
 LIMITS = EngineLimits(slots=1, prefill_tokens=100_000, kv_tokens=10**6, token_budget=512)

@@ -51,3 +51,29 @@ def test_what_is_due_is_asked_for_and_happens_at_the_tick() -> None:
     assert driven.tick(2.9) == []
     assert driven.tick(3.0) == [("refuse", 3, "queue_expired")]
     assert driven.next_wakeup(3.0) is None
+
+
+def test_a_caller_that_leaves_the_queue_makes_room_there_and_is_never_sent() -> None:
+    driven = gate()
+    for seq in (1, 2, 3):
+        driven.offer(Arrival(seq, 5), 0.0)
+    assert driven.cancel(3, 0.1) == []
+    assert driven.offer(Arrival(4, 5), 0.2) == []  # the queue holds one
+    assert driven.finished(1, 0.3, 7) == [("send", 4, 1)]
+    assert driven.cancel(3, 0.4) == []  # it left already
+
+
+def test_a_caller_that_leaves_its_engine_gives_the_seat_to_who_waits() -> None:
+    driven = gate()
+    for seq in (1, 2, 3):
+        driven.offer(Arrival(seq, 5), 0.0)
+    assert driven.cancel(1, 0.1) == [("send", 3, 1)]
+    assert driven.finished(3, 0.5, 7) == []
+
+
+def test_who_leaves_at_the_moment_of_expiry_is_refused_once() -> None:
+    driven = gate()
+    for seq in (1, 2, 3):
+        driven.offer(Arrival(seq, 5), 0.0)
+    assert driven.cancel(3, 3.0) == [("refuse", 3, "queue_expired")]
+    assert driven.tick(3.0) == []

@@ -1,0 +1,64 @@
+"""Declares the flags by which a verb finds running gateways, and reads them: whom it speaks to."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from gateway.admin_client import Admin, client_tls
+from gateway.command import UsageError, add_json
+
+__all__ = ["ADMIN_URL", "TOKEN_VARIABLE", "add_admin_flags", "admins_of"]
+
+ADMIN_URL = "http://127.0.0.1:8081"
+TOKEN_VARIABLE = "SLUICEGATE_ADMIN_TOKEN"  # noqa: S105  the variable's name
+
+
+def add_admin_flags(parser: Any, *, optional: bool = False) -> None:
+    """Declare ``--admin-url``, the flags beside it, and ``--json``.
+
+    Args:
+        parser: of the verb.
+        optional: no gateway is spoken to unless one is named.
+    """
+    usual = "left out: none is asked" if optional else ADMIN_URL
+    parser.add_argument(
+        "--admin-url",
+        action="append",
+        metavar="URL",
+        help=f"a gateway's admin listener; of several, all change or none ({usual})",
+    )
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help=f"default: ${TOKEN_VARIABLE}"
+    )
+    parser.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help="authority of their certificates"
+    )
+    parser.add_argument("--cert-file", type=Path, metavar="FILE", help="shown to them")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="of --cert-file")
+    add_json(parser)
+
+
+def admins_of(args: argparse.Namespace) -> list[Admin]:
+    """The gateways that the flags name, or the usual one.
+
+    Raises:
+        UsageError: a flag can't be used, or there is no token.
+    """
+    urls = args.admin_url or [ADMIN_URL]
+    if len(set(urls)) < len(urls):
+        raise UsageError("--admin-url: names a gateway twice")
+    if (args.cert_file is None) != (args.key_file is None):
+        raise UsageError("--cert-file and --key-file need each other")
+    tls = client_tls(args.ca_file, args.cert_file, args.key_file)
+    token = _token(args.token_file)
+    return [Admin(url.rstrip("/"), token, tls) for url in urls]
+
+
+def _token(file: Path | None) -> str:
+    text = os.environ.get(TOKEN_VARIABLE, "") if file is None else file.read_text()
+    token = text.strip()
+    if not token.isascii() or not token.isprintable() or not token:
+        where = f"${TOKEN_VARIABLE} (or --token-file)" if file is None else str(file)
+        raise UsageError(f"{where}: holds no token")
+    return token

@@ -1,0 +1,145 @@
+"""Declares what ``routes canary`` says of its watch, and follows watches: ``routes watch``."""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway.admin_client import Admin, AdminError
+from gateway.admin_flags import add_admin_flags, admins_of
+from gateway.command import UsageError, add_verb
+from gateway.manifest_fields import RecordError
+from gateway.thresholds import Metric, ThresholdError, from_text, to_json
+from gateway.verify_cli import record_options
+
+__all__ = ["add_canary_flags", "add_watch_verb", "canary_options"]
+
+EVERY_S = 1.0
+ACTIVE = frozenset({"watching", "breached"})
+ABORTED = 3
+
+
+def add_canary_flags(parser: Any) -> None:
+    """Declare the record a canary rests on, and what it is watched for."""
+    parser.add_argument(
+        "--manifest",
+        metavar="FILE",
+        help="sealed rollback record of the baseline, or the digest of one kept there",
+    )
+    parser.add_argument(
+        "--launch-record",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="start-up log or deployment spec; may be repeated",
+    )
+    parser.add_argument(
+        "--accept-unverified",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="a field of the record that nothing verifies (audited; repeatable)",
+    )
+    parser.add_argument("--without-record", metavar="REASON", help="go without a record (audited)")
+    parser.add_argument(
+        "--abort",
+        action="append",
+        default=[],
+        metavar="METRIC=LIMIT",
+        help=f"take the canary back beyond this; +MARGIN (-MARGIN) is against the stable arm; "
+        f"metrics: {', '.join(Metric)}",
+    )
+    parser.add_argument(
+        "--window", type=float, default=60.0, metavar="SECONDS", help="judged at a time (60)"
+    )
+    parser.add_argument(
+        "--min-count",
+        type=int,
+        default=50,
+        metavar="N",
+        help="requests of each arm without which nothing is decided (50)",
+    )
+
+
+def canary_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags add to the body of the move.
+
+    Raises:
+        UsageError: a flag can't be used.
+    """
+    if args.manifest is not None and args.without_record is not None:
+        raise UsageError("--without-record: there is a record (--manifest)")
+    options: dict[str, Any] = {}
+    if args.without_record is not None:
+        options["without_record"] = args.without_record
+    if args.manifest is not None:
+        try:
+            options = record_options(args.manifest, args.launch_record, args.accept_unverified)
+        except RecordError as error:
+            raise UsageError(f"--manifest {args.manifest}: {error}") from error
+    try:
+        rows = [to_json(from_text(text, args.window, args.min_count)) for text in args.abort]
+    except ThresholdError as error:
+        raise UsageError(f"--abort {error}") from error
+    return options | {"watch": {"abort": rows}} if rows else options
+
+
+def add_watch_verb(routes: Any) -> None:
+    """Declare ``routes watch``."""
+    watch = add_verb(
+        routes, "watch", _watch, "follow a canary until it ends; 3 if it was taken back", _WATCH
+    )
+    watch.add_argument("route", metavar="ROUTE", help="as MODEL/SIZE")
+    watch.add_argument("--once", action="store_true", help="print how it stands, and end")
+    watch.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="end after this long, whatever it does"
+    )
+    add_admin_flags(watch)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    admins = admins_of(args)
+    until_s = None if args.timeout is None else time.monotonic() + args.timeout
+    said: dict[str, str] = {}
+    while True:
+        rows = [_row(admin, args.route) for admin in admins]
+        for admin, row in zip(admins, rows, strict=True):
+            line = json.dumps({"url": admin.url, **row}) if args.json else _line(row)
+            if said.get(admin.url) != line:
+                said[admin.url] = line
+                where = f"{admin.url}  " if len(admins) > 1 and not args.json else ""
+                print(where + line, flush=True)
+        states = {row["state"] for row in rows}
+        over = until_s is not None and time.monotonic() >= until_s
+        if args.once or over or not states & ACTIVE:
+            return ABORTED if states & {"breached", "reverted"} else 0
+        time.sleep(EVERY_S)
+
+
+def _row(admin: Admin, route: str) -> dict[str, Any]:
+    rows: Sequence[dict[str, Any]] = admin.get("/admin/routes").get("watches", ())
+    for row in rows:
+        if row["route"] == route:
+            return row
+    known = ", ".join(row["route"] for row in rows) or "none"
+    raise AdminError(admin.url, f"{route}: no canary was watched (watched: {known})")
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    head = f"{row['state']:<9} {row['verdict'] or '-':<7} {row['candidate']} {row['weight']:g} %"
+    figures = [_figure(f) for f in row["figures"] if f["verdict"] != "hold"]
+    return "  ".join([head, *figures, f"({row['why']})" if row["why"] else ""]).rstrip()
+
+
+def _figure(figure: Mapping[str, Any]) -> str:
+    arms = (figure["candidate"]["value"], figure["stable"]["value"])
+    shown = " / ".join("-" if value is None else f"{value:.3g}" for value in arms)
+    return f"{figure['metric']} {shown}"
+
+
+_WATCH = """  sluicegate routes watch demo/short
+  sluicegate routes watch demo/short --json | jq -r .why
+"""

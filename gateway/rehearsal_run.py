@@ -1,0 +1,356 @@
+"""Carries out one rehearsal: canary, flip, rollback, drain; puts everything back, whatever comes.
+
+It moves the routes as an operator would, through ``steering``, in an operator's name. It goes back
+at once where callers would suffer (``broken_already``), where the candidate is gone, or where it is
+told to. If somebody else moves the route meanwhile, theirs stands: it makes no further move of the
+route, and says so.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.canary_start import baseline_fault
+from gateway.drains import Drains
+from gateway.moves import RouteError
+from gateway.rehearsal_facts import (
+    Capacity,
+    Limits,
+    Observed,
+    Phase,
+    Probe,
+    broken_already,
+    capacity_fault,
+)
+from gateway.rehearsal_watch import LOOK_S, RouteWatch
+from gateway.route_record import changes
+from gateway.routing import RouteTable
+from gateway.state import StateError
+from gateway.steering import Move, StaleTableError, Steering
+
+__all__ = ["Order", "Run"]
+
+PERSIST_S = 30.0
+DRAIN_SLACK_S = 5.0
+_WATCHS_OWN = frozenset({"abort", "drain"})
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be rehearsed. ``weight`` is a fraction; ``options`` are of the canary."""
+
+    id: str
+    who: str
+    key: tuple[str, str]
+    to: str
+    weight: float
+    hold_s: float
+    limits: Limits
+    deadline_s: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Run:
+    """One rehearsal. Call it on the loop.
+
+    Args:
+        steering: moves the routes; the gateway is its.
+        drains: drain what the candidate still has.
+        order: what to do.
+    """
+
+    def __init__(self, steering: Steering, drains: Drains, order: Order) -> None:
+        self.order = order
+        self.gateway = steering.control.gateway
+        self.base = self.gateway.setup.table
+        self.route = self.base.routes[order.key]
+        self.revisions: dict[str, int] = {}
+        self.faults: list[str] = []
+        self.said: list[dict[str, Any]] = []
+        self.capacity: Capacity | None = None
+        self.probes: dict[str, Sequence[Probe]] = {}
+        self.stopped = False
+        self._baseline = self.route.stable_pool
+        self._steering, self._drains = steering, drains
+        self._watch = RouteWatch(self.gateway, self.route, order.to)
+        self._clock: Callable[[], float] = self.gateway.parts.clock
+        self._began_s = self._effect_s = self._clock()
+        self._own: Move | None = None
+        self._drain_row: Mapping[str, Any] = {}
+        self._back = asyncio.Event()
+        self._taken = False
+
+    # -- told from outside -----------------------------------------------------------------
+
+    def stop(self, why: str) -> None:
+        """Go back at once, without waiting for anything."""
+        if not self.stopped:
+            self.stopped = True
+            self._cut(why)
+
+    def moved(self, who: str, move: Move, before: RouteTable, after: RouteTable) -> None:
+        """A move took effect, its own or another's, in this step of the loop."""
+        if move is self._own:
+            self._effect_s = self._clock()
+            return
+        key, names = self.order.key, {self.order.to, self._baseline, self.route.name}
+        moved = before.routes.get(key) != after.routes.get(key)
+        if moved or (before.draining ^ after.draining) & names:
+            # A watch takes its canary back for this rehearsal's sake: the rest is still ours.
+            self._taken = self._taken or who != "watch" or move.action not in _WATCHS_OWN
+            why = f": {move.why}" if move.why else ""
+            self._cut(f"{who} moved the route meanwhile ({move.action}){why}")
+
+    # -- the way ---------------------------------------------------------------------------
+
+    async def look(self) -> dict[str, Any]:
+        """Look whether it could be carried out at all; what the flip would change.
+
+        Raises:
+            RouteError: not; the message has the figures.
+        """
+        route, order = self.route, self.order
+        if route.candidate_pool is not None:
+            raise RouteError(f"{route.name}: has a canary in force: end it first")
+        if {route.name, route.stable_pool, order.to} & self.base.draining:
+            raise RouteError(f"{route.name}: it or one of its pools is draining")
+        if (fault := baseline_fault(self.gateway, route)) is not None:
+            raise RouteError(fault)
+        asked = Move("flip", route=route.name, to=order.to, check=True)
+        return await self._steering.change(order.who, asked)
+
+    async def carry_out(self, may_begin: Callable[[], Awaitable[None]]) -> None:
+        """All phases and back again; ``may_begin`` is awaited before the first move.
+
+        Raises:
+            RouteError: the baseline could not take the load back; nothing was moved.
+            StateError: nothing can be written down; nothing was moved.
+        """
+        self.gateway.heard.append(self._watch.hear)
+        sampling = asyncio.get_running_loop().create_task(self._watch.sample())
+        try:
+            await self._before()
+            await may_begin()
+            try:
+                await self._there()
+            finally:
+                await self._home()
+            if not self.stopped:
+                self._say("warm probe of the baseline")
+                self.probes["after"] = await self._watch.probe()
+            self._watch.note_running()
+        finally:
+            sampling.cancel()
+            self.gateway.heard.remove(self._watch.hear)
+            await asyncio.gather(sampling, return_exceptions=True)
+
+    async def _before(self) -> None:
+        self._say("warm probe of the baseline")
+        self.probes["before"] = await self._watch.probe()
+        bad = [probe.why for probe in self.probes["before"] if probe.why is not None]
+        if bad:
+            raise RouteError(self._no_way_back("; ".join(bad)))
+        self._effect_s = self._clock()
+        self._enter(Phase.BEFORE, f"all on {self._baseline}")
+        await self._hold(Phase.BEFORE)
+        if self.stopped:
+            return
+        self.capacity = self._watch.capacity()
+        fault = capacity_fault(self.capacity, self.order.limits)
+        if fault is not None:
+            raise RouteError(self._no_way_back(fault))
+        least, found = self.order.limits.min_count, self._watch.offered(Phase.BEFORE)
+        if found < least:
+            raise RouteError(
+                f"{self.route.name}: {found} requests in {self.order.hold_s:g} s are too few to "
+                f"rehearse with: each phase needs {least} (hold longer, or bring load)"
+            )
+
+    def _no_way_back(self, fault: str) -> str:
+        name, pool = self.route.name, self._baseline
+        return f"{name}: pool {pool!r} could not take the load back: {fault}"
+
+    async def _there(self) -> None:
+        order, name = self.order, self.route.name
+        if self._back.is_set():
+            return
+        await self._move("canary", route=name, to=order.to, weight=order.weight)
+        self._enter(Phase.CANARY, f"{order.weight:.0%} of the callers to {order.to}")
+        await self._hold(Phase.CANARY)
+        if self._back.is_set():
+            return
+        try:
+            await self._move("flip", route=name, to=order.to)
+        except (RouteError, StateError) as error:
+            self._cut(f"the flip was refused: {error}")
+            return
+        self._enter(Phase.FLIP, f"all to {order.to}")
+        await self._hold(Phase.FLIP)
+
+    async def _home(self) -> None:
+        """Take the route back, drain the candidate, and leave nothing changed."""
+        if "canary" not in self.revisions:
+            return
+        await self._restored("rollback", self._rolled_back)
+        if "rollback" in self.revisions:
+            self._enter(Phase.ROLLBACK, f"all to {self._baseline}")
+            if not self.stopped:
+                await self._drain()
+                await self._hold(Phase.ROLLBACK)
+        await self._restored("undrain", self._undrained)
+        self.revisions["after"] = self._table.revision
+        left = list(self._differences())
+        self._say("; ".join(left) if left else "the routes are as they were")
+
+    async def _drain(self) -> None:
+        """Drain the candidate; where others use it, only what the route has there."""
+        order, table = self.order, self._table
+        used = any(order.to in {r.stable_pool, r.candidate_pool} for r in table.routes.values())
+        name = f"{self.route.name}@{order.to}" if used else order.to
+        try:
+            if used:
+                why = f"rehearsal {order.id}: drain"
+                self._drains.begin_arm(self.route.name, order.to, order.who, why)
+            elif order.to not in table.draining:
+                await self._move("drain", pool=order.to, deadline_s=order.deadline_s)
+        except (RouteError, StateError) as error:
+            self.faults.append(f"the candidate could not be drained: {error}")
+            return
+        await self._drained(name)
+
+    async def _drained(self, name: str) -> None:
+        until_s = self._clock() + self._deadline_s() + DRAIN_SLACK_S
+        row: Mapping[str, Any] = {"state": "draining"}
+        while row.get("state") == "draining" and not self.stopped:
+            await asyncio.sleep(LOOK_S)
+            rows = self._drains.rows()["drains"]
+            row = next((row for row in rows if row["drain"] == name), {})
+            if self._clock() > until_s:
+                self.faults.append(f"the drain of {name} did not end")
+                break
+        self._drain_row = row
+        done, cut = row.get("drained", 0), row.get("ended", 0)
+        self._say(f"drain of {name}: {done} ended by themselves, {cut} cut off")
+
+    def _deadline_s(self) -> float:
+        given = self.order.deadline_s
+        usual = self.gateway.setup.settings.document.server.drain_deadline_s
+        return usual if given is None else given
+
+    # -- moves -----------------------------------------------------------------------------
+
+    async def _move(self, step: str, **what: Any) -> None:
+        """Make one move, based on a table in which nobody else has touched the route."""
+        order = self.order
+        options = order.options if step == "canary" else {}
+        why = f"rehearsal {order.id}: {step}"
+        while True:
+            revision = self._table.revision
+            self._own = Move(step, revision=revision, why=why, options=options, **what)
+            try:
+                told = await self._steering.change(order.who, self._own)
+            except StaleTableError:
+                if self._taken:
+                    raise RouteError("somebody else moved the route") from None
+                continue
+            self.revisions[step] = told["revision"]
+            return
+
+    async def _restored(self, step: str, restore: Callable[[], Awaitable[None]]) -> None:
+        """Restore until it is committed, or until it can't be for long."""
+        until_s = self._clock() + PERSIST_S
+        while not self._taken:
+            try:
+                await restore()
+            except (RouteError, StateError) as error:
+                if self._clock() > until_s:
+                    self._give_up(step, str(error))
+                    return
+                await asyncio.sleep(4 * LOOK_S)
+            else:
+                return
+
+    def _give_up(self, step: str, reason: str) -> None:
+        name, revision = self.route.name, self.base.revision
+        self.faults.append(f"{step} failed: {reason}")
+        self._say(
+            f"{step} failed ({reason}): restore by hand with `sluicegate routes rollback "
+            f"{name} --to-revision {revision}` and `sluicegate routes undrain {self.order.to}`"
+        )
+
+    async def _rolled_back(self) -> None:
+        if self._table.routes.get(self.order.key) != self.route:
+            await self._move("rollback", route=self.route.name, to_revision=self.base.revision)
+
+    async def _undrained(self) -> None:
+        if self.order.to in self._table.draining - self.base.draining:
+            await self._move("undrain", pool=self.order.to)
+
+    # -- on the way ------------------------------------------------------------------------
+
+    def _enter(self, phase: Phase, said: str) -> None:
+        """The phase began when the last move took effect."""
+        self._watch.began_s[phase] = self._effect_s
+        self._say(f"{phase}: {said}")
+
+    def _say(self, what: str) -> None:
+        at_s = round(self._clock() - self._began_s, 2)
+        self.said.append({"at_s": at_s, "said": what})
+
+    def _cut(self, why: str) -> None:
+        self.faults.append(why)
+        self._say(f"cut short: {why}")
+        self._back.set()
+
+    async def _hold(self, phase: Phase) -> None:
+        until_s = self._watch.began_s[phase] + self.order.hold_s
+        while self._clock() < until_s and not self.stopped:
+            if phase in {Phase.CANARY, Phase.FLIP}:
+                self._protect(phase)
+                if self._back.is_set():
+                    break
+            await asyncio.sleep(LOOK_S)
+        counted = self._watch.counted[phase]
+        self._say(
+            f"{phase}: {counted.ended} requests ended, {counted.errors} failed, "
+            f"{counted.refused} refused, {counted.late} late, {counted.stalled} stalled"
+        )
+
+    def _protect(self, phase: Phase) -> None:
+        if self._back.is_set():
+            return
+        why = broken_already(self._watch.counted[phase], self.order.limits)
+        if why is None and not self._watch.usable(self.order.to):
+            why = f"no engine of pool {self.order.to!r} is up any more"
+        if why is not None:
+            self._cut(f"{phase}: {why}")
+
+    # -- afterwards ------------------------------------------------------------------------
+
+    @property
+    def _table(self) -> RouteTable:
+        return self.gateway.setup.table
+
+    def observed(self) -> Observed:
+        """Everything that was seen, to be judged."""
+        watch, drain = self._watch, self._drain_row
+        return Observed(
+            baseline=self._baseline,
+            candidate=self.order.to,
+            began_s=watch.began_s,
+            seen=watch.seen,
+            prefill=watch.prefill,
+            oldest_age_s=watch.oldest_s,
+            drained=int(drain.get("drained", 0)),
+            ended=int(drain.get("ended", 0)),
+            probes_after=self.probes.get("after", ()),
+            differences=tuple(self._differences()),
+            faults=tuple(self.faults),
+        )
+
+    def _differences(self) -> Iterator[str]:
+        """What is not as it was, but for the revision."""
+        for row in changes(self.base, self._table):
+            if row["before"] != row["after"]:
+                yield f"{row.get('route') or row.get('pool')} is not as it was"

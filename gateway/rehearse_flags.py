@@ -1,0 +1,144 @@
+"""Declares the flags of ``routes rehearse``, and reads what they ask for."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway.admin_flags import add_admin_flags
+from gateway.command import UsageError
+from gateway.manifest_fields import RecordError
+from gateway.rehearsal_facts import limits_of
+from gateway.verify_cli import record_options
+
+__all__ = ["add_rehearsal_flags", "order_of"]
+
+MAX_TIME_SCALE = 100.0
+
+
+def order_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The body that begins the rehearsal, as far as the flags say.
+
+    Raises:
+        UsageError: a flag can't be used.
+    """
+    if not 0 < args.weight <= 100:
+        raise UsageError("--weight: must be above 0 and at most 100 percent")
+    if not 0 < args.hold <= 3600:
+        raise UsageError("--hold: must be above 0 and at most 3600 seconds")
+    if args.engines < 1:
+        raise UsageError("--engines: there must be at least one")
+    if args.rate <= 0:
+        raise UsageError("--rate: must be above 0")
+    if not 0 < args.time_scale <= MAX_TIME_SCALE:
+        raise UsageError(f"--time-scale: must be above 0 and at most {MAX_TIME_SCALE:g}")
+    order: dict[str, Any] = {
+        "route": args.route, "weight": args.weight, "hold_s": args.hold, "why": args.why,
+        "drain_deadline_s": args.drain_deadline, "limits": _limits(args.limit),
+    }  # fmt: skip
+    if args.manifest is None:
+        return order
+    try:
+        found = record_options(args.manifest, args.launch_record, args.accept_unverified)
+    except RecordError as error:
+        raise UsageError(f"--manifest {args.manifest}: {error}") from error
+    return {**order, **found}
+
+
+def _limits(given: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise UsageError(f"--limit {text}: write NAME=NUMBER") from None
+    try:
+        limits_of((), found)
+    except RecordError as error:
+        raise UsageError(f"--limit: {error}") from error
+    return found
+
+
+def add_rehearsal_flags(verb: Any) -> None:
+    """Declare the flags of ``routes rehearse``."""
+    _add_order(verb)
+    _add_here(verb)
+    _add_live(verb)
+    verb.add_argument("--out", type=Path, metavar="FILE", help="write the record here")
+    add_admin_flags(verb)
+
+
+def _add_order(verb: Any) -> None:
+    verb.add_argument(
+        "--weight", type=float, default=50.0, metavar="PERCENT", help="of the canary (50)"
+    )
+    verb.add_argument(
+        "--hold", type=float, default=10.0, metavar="SECONDS", help="of each phase (10)"
+    )
+    verb.add_argument(
+        "--drain-deadline",
+        type=float,
+        metavar="SECONDS",
+        help="then what still runs on the candidate is cut off (as configured)",
+    )
+    verb.add_argument(
+        "--manifest",
+        metavar="FILE",
+        help="sealed rollback record: its abort thresholds are the limits; live, it must verify",
+    )
+    verb.add_argument(
+        "--launch-record", type=Path, action="append", default=[], metavar="FILE",
+        help="start-up log or deployment spec; may be repeated",
+    )  # fmt: skip
+    verb.add_argument(
+        "--accept-unverified", action="append", default=[], metavar="FIELD",
+        help="a field of the record that nothing verifies (audited; repeatable)",
+    )  # fmt: skip
+    verb.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another threshold, as the record names it (repeatable): error_rate=0.02 "
+        "refusals=0.05 ttft_attainment=0.9 stall_attainment=0.9 oldest_age_s=(TTFT limit) "
+        "first_back_s=5 last_affected_s=60 recovery_s=10 streams_ended=0 prefill_peak=0.95 "
+        "min_count=10",
+    )
+    verb.add_argument("--why", default="", metavar="TEXT", help="for the audit trail")
+
+
+def _add_here(verb: Any) -> None:
+    verb.add_argument(
+        "--rate",
+        type=float,
+        default=5.0,
+        metavar="N",
+        help="bundled requests a second of the engines' clock (5)",
+    )
+    verb.add_argument(
+        "--engines", type=int, default=2, metavar="N", help="simulated engines of each pool (2)"
+    )
+    verb.add_argument(
+        "--engine-args",
+        default="",
+        metavar="FLAGS",
+        help="of all simulated engines, as one word: --engine-args='--flag 1'",
+    )
+    verb.add_argument(
+        "--candidate-args", default="", metavar="FLAGS", help="more for those of the candidate"
+    )
+    verb.add_argument("--time-scale", type=float, default=1.0, help="of the engines' clock (1)")
+    verb.add_argument("--run-dir", type=Path, metavar="DIR", help="keep files and logs here")
+
+
+def _add_live(verb: Any) -> None:
+    verb.add_argument("--live", action="store_true", help="on a running gateway (--admin-url)")
+    verb.add_argument("--to", metavar="POOL", help="live: the candidate (the only other pool)")
+    verb.add_argument("--check", action="store_true", help="live: only say what would happen")
+    verb.add_argument("--yes", action="store_true", help="live: do not ask")
+    verb.add_argument("--load", metavar="URL", help="live: send the bundled load there too")
+    verb.add_argument("--load-model", metavar="NAME", help="of --load (ROUTE's)")
+    verb.add_argument(
+        "--load-key-file", type=Path, metavar="FILE", help="of --load: a caller's key on each line"
+    )

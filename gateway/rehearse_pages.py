@@ -1,0 +1,100 @@
+"""Answers operators about rehearsals: begin one, look at it, stop it, keep its record."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.access import Access
+from gateway.manifest_fields import RecordError
+from gateway.moves import RouteError
+from gateway.rehearse import Rehearsals
+from gateway.state import StateError
+
+__all__ = ["rehearsal_routes"]
+
+Body = Callable[[Request], Awaitable[bytes]]
+_Number = Annotated[float, Field(strict=False)]
+
+
+class RehearsalBody(BaseModel):
+    """The body of ``POST /admin/rehearsals`` that begins or checks one. Weights are percent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    route: str
+    to: str | None = None
+    weight: Annotated[_Number, Field(gt=0, le=100)] = 50.0
+    hold_s: Annotated[_Number, Field(gt=0, le=3600)] = 10.0
+    drain_deadline_s: Annotated[float, Field(ge=0, le=86400, strict=False)] | None = None
+    why: Annotated[str, Field(max_length=1000)] = ""
+    check: bool = False
+    verify: bool = True
+    manifest: str | dict[str, Any] | None = None
+    launch_record: list[dict[str, Any]] = []
+    accept_unverified: list[str] = []
+    load: dict[str, Any] | None = None
+    limits: dict[str, _Number] = {}
+    revision: int | None = None
+
+
+def rehearsal_routes(access: Access, rehearsals: Rehearsals, body: Body) -> list[Route]:
+    """The endpoints; ``body`` reads a request's, in bounds."""
+    pages = _Pages(access, rehearsals, body)
+    return [Route("/admin/rehearsals", pages.rehearsals, methods=["GET", "POST"])]
+
+
+class _Pages:
+    def __init__(self, access: Access, rehearsals: Rehearsals, body: Body) -> None:
+        self._access, self._rehearsals, self._body = access, rehearsals, body
+
+    async def rehearsals(self, request: Request) -> Response:
+        """All in brief, or with ``id`` one; POST an order, ``{"stop": id}`` or ``{"record"}``."""
+        if request.method == "POST":
+            who = self._access.operator(request)
+            return await _answer(self._post(who, _object(await self._body(request))))
+        self._access.viewer(request)
+        name = request.query_params.get("id")
+        found = self._rehearsals.view() if name is None else self._rehearsals.one(name)
+        return await _answer(found)
+
+    async def _post(self, who: str, asked: dict[str, Any]) -> dict[str, Any]:
+        if "stop" in asked:
+            return self._rehearsals.stop(who, str(asked["stop"]))
+        if "record" in asked:
+            return await self._rehearsals.keep(who, asked["record"])
+        return await self._rehearsals.begin(who, _order(asked).model_dump())
+
+
+async def _answer(told: Awaitable[dict[str, Any]]) -> Response:
+    try:
+        content = orjson.dumps(await told, option=orjson.OPT_APPEND_NEWLINE)
+    except (RecordError, RouteError) as error:
+        raise HTTPException(400, str(error)) from error
+    except StateError as error:
+        raise HTTPException(503, f"state: {error}") from error
+    return Response(content, media_type="application/json")
+
+
+def _order(asked: dict[str, Any]) -> RehearsalBody:
+    try:
+        return RehearsalBody.model_validate(asked)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise HTTPException(400, f"{where}: {reason}") from error
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise HTTPException(400, "the body is no JSON object")
+    return found
