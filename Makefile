@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak bench lint format types arch check lock clean
+.PHONY: help install demo test soak bench image-test lint format types arch check lock clean
 
 help:  ## print this
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP)  ## make .venv with everything but vLLM
 
@@ -23,14 +23,17 @@ demo: install  ## run the whole product on two simulated engines; ends with a ve
 	$(BIN)/sluicegate demo --out out/demo
 
 test: install  ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-soak: install  ## ten minutes of tenfold overload, then half an hour of everything; prints figures
-	$(BIN)/python -m tests.soak overload --seconds 600 --factor 10
+soak: install  ## ten minutes of overload, ten times what gets through, then half an hour of everything; prints figures
+	$(BIN)/python -m tests.soak overload --seconds 600 --factor 20
 	$(BIN)/python -m tests.soak mixed --seconds 1800
 
 bench: install  ## print speed and accuracy, beside peers where installed
 	$(BIN)/python -m tests.bench
+
+image-test: install  ## build the image on Debian packages, run it, ask it, drain it (as root)
+	$(BIN)/python -m tests.shipping.image
 
 lint: install  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -54,6 +57,9 @@ lock:  ## resolve pyproject.toml anew into requirements/*.txt
 	$(VENV)-lock/bin/pip-compile $(LOCK_FLAGS) -o requirements/runtime.txt pyproject.toml
 	$(VENV)-lock/bin/pip-compile $(LOCK_FLAGS) --extra bench --extra dev --extra otel \
 	  -o requirements/dev.txt pyproject.toml
+	$(VENV)-lock/bin/pip-compile $(LOCK_FLAGS) --extra bench -o requirements/bench.txt pyproject.toml
+	$(VENV)-lock/bin/pip-compile $(LOCK_FLAGS) --all-build-deps --only-build-deps \
+	  -o requirements/build.txt pyproject.toml
 	rm -rf $(VENV)-lock
 
 LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-annotate \

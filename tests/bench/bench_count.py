@@ -2,15 +2,19 @@
 
 Run: python -m tests.bench.bench_count
 Prints CPU microseconds per token of both encoders and per call of the other steps, and how long
-an event loop is held up while 8,192-token prompts are counted in threads.
+an event loop is held up while 8,192-token prompts are counted in threads, and while a tokenizer is
+loaded in one, as a reload does.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pydoc_data.topics import topics
+
+from tokenizers import Tokenizer
 
 from gateway import prompt, sanitize
 from gateway.auth import KeyEntry, Keyring, by_key, credential, new_key
@@ -84,9 +88,9 @@ def print_steps(counter: Counter) -> None:
     print(f"log_line {microseconds(lambda: log_line(done), 1000):.1f} us")
 
 
-async def print_stalls(counter: Counter) -> None:
-    text = sized(counter, 8192)
-    stage = CountingPool(2, 2048, 10_000, 1 << 30)
+@asynccontextmanager
+async def lateness() -> AsyncIterator[list[float]]:
+    """How late the loop was, millisecond by millisecond, in seconds; in order once it is over."""
     stalls: list[float] = []
 
     async def watch() -> None:
@@ -96,19 +100,41 @@ async def print_stalls(counter: Counter) -> None:
             stalls.append(time.perf_counter() - before - 0.001)
 
     watcher = asyncio.ensure_future(watch())
+    yield stalls
+    await asyncio.sleep(0.01)  # it may be late at the very end
+    watcher.cancel()
+    stalls.sort()
+
+
+async def print_loading() -> None:
+    path = tokenizer_path()
+    started = time.thread_time()
+    Tokenizer.from_file(str(path))
+    held_s = time.thread_time() - started
+    async with lateness() as stalls:
+        await asyncio.to_thread(Counter, path)
+    print(
+        f"event loop while a tokenizer of {path.stat().st_size / 1e6:.1f} MB is loaded in a "
+        f"thread: late by at most {stalls[-1]:.2f} s; its library's loader, which gives nobody "
+        f"else a turn, takes {held_s:.2f} s of CPU"
+    )
+
+
+async def print_stalls(counter: Counter) -> None:
+    text = sized(counter, 8192)
+    stage = CountingPool(2, 2048, 10_000, 1 << 30)
     started = time.perf_counter()
     calls = []
 
     def count() -> Counted:
         return counter.count(text, add_special_tokens=False)
 
-    for number in range(150):
-        await asyncio.sleep(max(0.0, started + number / 50 - time.perf_counter()))
-        calls.append(asyncio.ensure_future(stage.work(len(text), count)))
-    await asyncio.gather(*calls)
-    watcher.cancel()
+    async with lateness() as stalls:
+        for number in range(150):
+            await asyncio.sleep(max(0.0, started + number / 50 - time.perf_counter()))
+            calls.append(asyncio.ensure_future(stage.work(len(text), count)))
+        await asyncio.gather(*calls)
     stage.close()
-    stalls.sort()
     print(
         f"event loop while 8,192-token prompts arrive at 50/s: late by p99 "
         f"{stalls[int(0.99 * len(stalls))] * 1000:.2f} ms, at most {stalls[-1] * 1000:.2f} ms"
@@ -121,6 +147,7 @@ def main() -> None:
     print_counting(counter)
     print_steps(counter)
     asyncio.run(print_stalls(counter))
+    asyncio.run(print_loading())
 
 
 if __name__ == "__main__":

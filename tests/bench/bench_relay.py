@@ -133,7 +133,10 @@ def serve_relay(port: int, upstream: int) -> None:
         body = await read_body(receive, 1 << 20, 10.0)
         gone = caller_ending(scope)
         stream = b'"user":"whole"' not in body
-        call = UpstreamCall(PATH.encode(), headers, body, stream, Surface.CHAT, headers[1:])
+        call = UpstreamCall(
+            PATH.encode(), headers, body, stream, Surface.CHAT, headers[1:],
+            pass_on=scope["sluicegate.pass_on"],
+        )  # fmt: skip
         result = await relay(clients[0], call, send, gone, Timeline(time.monotonic), limits)
         if result.outcome not in {Outcome.COMPLETED, Outcome.CLIENT_CANCELLED}:
             print(result, file=sys.stderr)
@@ -283,7 +286,7 @@ def process(command: list[str], port: int, log: IO[bytes] | None = None) -> Iter
     """Run ``command`` until it listens on ``port``; end it afterwards."""
     running = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        for _ in range(200):
+        for _ in range(600):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break

@@ -1,9 +1,9 @@
 """Soaks the gateway and prints figures: ``python -m tests.soak overload|mixed [--seconds S]``.
 
-``overload`` offers ten times what the engines can serve; ``mixed`` offers about what they can, of
-every kind: streams, whole answers, callers who leave, read slowly, send nonsense, retry at once
-or when told, while engines are killed and started again. Exit code 1: an outcome that is not in
-the contract, or something held after the end.
+``overload`` offers ``--factor`` times what the engines can serve of its mix; ``mixed`` about what
+they can, of every kind: streams, whole answers, callers who leave, read slowly, send nonsense,
+retry at once or when told, while engines are killed and started again. Exit code 1: an outcome that
+is none of the contract's, or something held after the end.
 """
 
 import argparse
