@@ -9,7 +9,6 @@ import hmac
 import secrets
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -148,7 +147,7 @@ def is_same_origin(request: Request) -> bool:
         return looks
     if site not in ({None, "same-origin", "none"} if looks else {None, "same-origin"}):
         return False
-    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    return origin is None or origin.partition("://")[2] == request.headers.get("host")
 
 
 def _require_same_origin(request: Request, session: Session) -> None:

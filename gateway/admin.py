@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access import Access
+from gateway.admin_pages import json_answer, shaped
 from gateway.admin_routes import route_endpoints
 from gateway.config import ConfigError
 from gateway.console import SafeHeaders, console_routes
@@ -98,43 +98,44 @@ class _Pages:
         self._gateway = control.gateway
 
     async def live(self, _: Request) -> Response:
-        return _json({"status": "live"})
+        return json_answer({"status": "live"})
 
     async def ready(self, _: Request) -> Response:
         found = readiness(self._gateway)
-        return _json(found, 503 if found["reasons"] else 200)
+        return json_answer(found, 503 if found["reasons"] else 200)
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._gateway.parts.observer.page(), media_type=METRICS_TYPE)
 
     async def status(self, request: Request) -> Response:
         self._access.viewer(request)
-        return _json(status(self._gateway))
+        return json_answer(status(self._gateway))
 
     async def usage(self, request: Request) -> Response:
         self._access.viewer(request)
-        return _json(usage(self._gateway))
+        return json_answer(usage(self._gateway))
 
     async def limits(self, request: Request) -> Response:
         if request.method == "POST":
             return await self._change_limits(request)
         self._access.viewer(request)
-        return _json(self._control.view())
+        return json_answer(self._control.view())
 
     async def _change_limits(self, request: Request) -> Response:
         who = self._access.operator(request)
+        wanted = _change(shaped(LimitsBody, await _body(request)))
         try:
-            wanted = _change(await _body(request))
             now = self._control.change(who, wanted)
         except LimitError as error:
             raise HTTPException(400, str(error)) from error
-        return _json({**now, "changed": _changes(now["set"], wanted)} if wanted.check_only else now)
+        more = {"changed": _changes(now["set"], wanted)} if wanted.check_only else {}
+        return json_answer({**now, **more})
 
     async def reload(self, request: Request) -> Response:
         who = self._access.operator(request)
         await _body(request)
         try:
-            return _json(await self._control.reload(who))
+            return json_answer(await self._control.reload(who))
         except ConfigError as error:
             raise HTTPException(400, str(error)) from error
 
@@ -155,15 +156,7 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _change(body: bytes) -> Change:
-    try:
-        asked = LimitsBody.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise LimitError(f"the body is not JSON: {error}") from error
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        raise LimitError(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
+def _change(asked: LimitsBody) -> Change:
     return Change(asked.revision, asked.set, asked.expires_s, asked.check)
 
 
@@ -179,7 +172,7 @@ def _changes(present: Mapping[str, Any], wanted: Change) -> list[dict[str, Any]]
 async def _refused(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise TypeError(f"no answer for {error!r}")
-    return _json({"error": _sentence(error)}, error.status_code, error.headers)
+    return json_answer({"error": _sentence(error)}, error.status_code, error.headers)
 
 
 def _sentence(error: HTTPException) -> str:
@@ -189,9 +182,4 @@ def _sentence(error: HTTPException) -> str:
 
 async def _stale(_: Request, error: Exception) -> Response:
     revision = error.revision if isinstance(error, StaleError) else 0
-    return _json({"error": str(error), "revision": revision}, 409)
-
-
-def _json(content: object, status: int = 200, headers: Any = None) -> Response:
-    body = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
-    return Response(body, status, headers, media_type="application/json")
+    return json_answer({"error": str(error), "revision": revision}, 409)

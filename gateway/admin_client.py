@@ -6,18 +6,28 @@ back as they were, and what could not be put back is named.
 """
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
 from gateway.origin import UNIX
 
-__all__ = ["Admin", "AdminError", "Operated", "PartialError", "change_limits", "client_tls"]
+__all__ = [
+    "Admin",
+    "AdminError",
+    "Operated",
+    "PartialError",
+    "change_limits",
+    "client_of",
+    "client_tls",
+    "put_back",
+]
 
 TIMEOUT_S = 30.0
+_T = TypeVar("_T")
 
 
 class AdminError(Exception):
@@ -71,20 +81,10 @@ class Admin:
         return self._ask("POST", path, body or {})
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        unix = self.url.removeprefix(UNIX) if self.url.startswith(UNIX) else None
-        if unix and not Path(unix).is_socket():
-            raise AdminError(self.url, "there is no socket at this path", answered=False)
-        transport = httpx.HTTPTransport(uds=unix) if unix else None
+        headers = {"authorization": f"Bearer {self.token}"}
         try:
-            with httpx.Client(
-                base_url="http://gateway" if unix else self.url,
-                headers={"authorization": f"Bearer {self.token}"},
-                timeout=TIMEOUT_S,
-                transport=transport,
-                trust_env=False,
-                verify=self.tls if self.tls is not None else self.url.startswith("https:"),
-            ) as client:
-                answer = client.request(method, path, json=body)
+            with client_of(self.url, self.tls, TIMEOUT_S) as client:
+                answer = client.request(method, path, json=body, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise AdminError(self.url, str(error) or repr(error), answered=False) from error
         return self._read(answer)
@@ -99,6 +99,24 @@ class Admin:
         if answer.status_code != 200:
             raise AdminError(self.url, str(found.get("error", answer.status_code)))
         return found
+
+
+def client_of(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> httpx.Client:
+    """A client for one gateway's operators' listener, at an address or a unix socket.
+
+    Raises:
+        ValueError: there is no socket at the path, or the address can't be one.
+    """
+    unix = url.removeprefix(UNIX) if url.startswith(UNIX) else None
+    if unix and not Path(unix).is_socket():
+        raise ValueError("there is no socket at this path")
+    return httpx.Client(
+        base_url="http://gateway" if unix else url,
+        transport=httpx.HTTPTransport(uds=unix) if unix else None,
+        timeout=timeout_s,
+        trust_env=False,
+        verify=tls if tls is not None else url.startswith("https:"),
+    )
 
 
 def client_tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | None) -> Any:
@@ -132,7 +150,7 @@ def change_limits(
         for admin, seen in zip(admins, after, strict=True):
             _verify(admin, seen, values)
     except AdminError as error:
-        _put_back(touched, values, error)
+        put_back(touched, lambda one: _restore(one[0], one[1]["set"], values), error)
         raise
     return after
 
@@ -153,13 +171,16 @@ def _verify(admin: Operated, seen: Mapping[str, Any], values: Mapping[str, Any])
             raise AdminError(admin.url, f"{path} is {found!r} afterwards, not {value!r}")
 
 
-def _put_back(
-    touched: Sequence[tuple[Operated, dict[str, Any]]], values: Mapping[str, Any], cause: AdminError
-) -> None:
+def put_back(touched: Iterable[_T], restore: Callable[[_T], object], cause: AdminError) -> None:
+    """Restore what was changed before ``cause`` came, each one whatever becomes of the others.
+
+    Raises:
+        PartialError: naming those that could not be restored.
+    """
     left = []
-    for admin, before in touched:
+    for one in touched:
         try:
-            _restore(admin, before["set"], values)
+            restore(one)
         except AdminError as error:
             left.append(str(error))
     if left:

@@ -1,14 +1,16 @@
-"""Declares the flags by which a verb finds running gateways, and reads them: whom it speaks to."""
+"""Declares the flags by which a verb finds running gateways, asks those, and prints answers."""
 
 import argparse
+import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gateway.admin_client import Admin, client_tls
 from gateway.command import UsageError, add_json
 
-__all__ = ["ADMIN_URL", "TOKEN_VARIABLE", "add_admin_flags", "admins_of"]
+__all__ = ["ADMIN_URL", "TOKEN_VARIABLE", "add_admin_flags", "admins_of", "look", "print_answers"]
 
 ADMIN_URL = "http://127.0.0.1:8081"
 TOKEN_VARIABLE = "SLUICEGATE_ADMIN_TOKEN"  # noqa: S105  the variable's name
@@ -53,6 +55,16 @@ def admins_of(args: argparse.Namespace) -> list[Admin]:
     tls = client_tls(args.ca_file, args.cert_file, args.key_file)
     token = _token(args.token_file)
     return [Admin(url.rstrip("/"), token, tls) for url in urls]
+
+
+def look(args: argparse.Namespace, path: str) -> list[tuple[str, dict[str, Any]]]:
+    """What each named gateway answers at ``path``, beside its address; raises ``AdminError``."""
+    return [(admin.url, admin.get(path)) for admin in admins_of(args)]
+
+
+def print_answers(answers: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Print what each gateway answered, its address with it, as one line of JSON."""
+    print(json.dumps([{"url": url, **answer} for url, answer in answers]))
 
 
 def _token(file: Path | None) -> str:

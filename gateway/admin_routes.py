@@ -4,28 +4,26 @@ Part of ``admin``. Weights are percent here. 400 for what can't be done, 409 whe
 first (it says who), 503 where the state can't be written: nothing was changed then.
 """
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access import Access
-from gateway.moves import RouteError
-from gateway.state import StateError
-from gateway.steering import Move, StaleTableError, Steering
+from gateway.admin_pages import Body, answered, json_answer, shaped
+from gateway.orders import Move, PoolMove
+from gateway.steering import StaleTableError, Steering
 from gateway.values import FROZEN
 
 __all__ = ["route_endpoints"]
 
 MOST_ENTRIES = 1000
-Body = Callable[[Request], Awaitable[bytes]]
-_M = TypeVar("_M", bound=BaseModel)
 _Number = Annotated[float, Field(strict=False)]
 
 
@@ -39,7 +37,7 @@ class RouteBody(BaseModel):
     pool: str | None = None
     to: str | None = None
     weight: _Number | None = None
-    to_revision: int | None = None
+    to_revision: Annotated[int, Field(ge=1, lt=1 << 63)] | None = None  # as the state has them
     deadline_s: Annotated[float, Field(ge=0, strict=False)] | None = None
     why: Annotated[str, Field(max_length=1000)] = ""
     all: bool = False
@@ -76,32 +74,28 @@ class _RoutePages:
 
     async def routes(self, request: Request) -> Response:
         self._access.viewer(request)
-        return _json(self._steering.view())
+        return json_answer(self._steering.view())
 
     async def move(self, request: Request) -> Response:
         who = self._access.operator(request)
-        asked = _parsed(RouteBody, await self._body(request))
+        asked = shaped(RouteBody, await self._body(request))
         return await _answered(self._steering.change(who, _move(asked)))
 
     async def pools(self, request: Request) -> Response:
         self._access.viewer(request)
         seen = self._steering.view()
-        return _json({key: seen[key] for key in ("revision", "pools")})
+        return json_answer({key: seen[key] for key in ("revision", "pools")})
 
     async def change_pool(self, request: Request) -> Response:
         who = self._access.operator(request)
-        asked = _parsed(PoolBody, await self._body(request))
-        return await _answered(
-            self._steering.change_pool(
-                who, asked.pool, asked.engines, revision=asked.revision, why=asked.why,
-                check=asked.check,
-            )
-        )  # fmt: skip
+        asked = shaped(PoolBody, await self._body(request))
+        move = PoolMove(asked.pool, asked.engines, asked.why, asked.check, asked.revision)
+        return await _answered(self._steering.change_pool(who, move))
 
     async def audit(self, request: Request) -> Response:
         self._access.viewer(request)
         text = request.query_params.get("limit", "100")
-        if not text.isdecimal() or not 1 <= int(text) <= MOST_ENTRIES:
+        if not re.fullmatch("[0-9]{1,4}", text) or not 1 <= int(text) <= MOST_ENTRIES:
             raise HTTPException(400, f"limit: must be from 1 to {MOST_ENTRIES}")
         return await _answered(self._audit(int(text)))
 
@@ -130,27 +124,6 @@ def _move(asked: RouteBody) -> Move:
 
 async def _answered(work: Awaitable[dict[str, Any]]) -> Response:
     try:
-        return _json(await work)
-    except RouteError as error:
-        raise HTTPException(400, str(error)) from error
-    except StateError as error:
-        raise HTTPException(503, f"state: {error}; nothing was changed") from error
+        return await answered(work)
     except StaleTableError as error:
-        return _json({"error": str(error), **error.told}, 409)
-
-
-def _parsed(shape: type[_M], body: bytes) -> _M:
-    try:
-        return shape.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise HTTPException(400, f"the body is not JSON: {error}") from error
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise HTTPException(400, f"{where}: {reason}") from error
-
-
-def _json(content: object, status: int = 200) -> Response:
-    body = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
-    return Response(body, status, media_type="application/json")
+        return json_answer({"error": str(error), **error.told}, 409)

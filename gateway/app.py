@@ -6,8 +6,6 @@ ends a request raises ``Refused``; the failure contract makes the answer. Whatev
 request is recorded exactly once, in ``__call__``.
 """
 
-import sys
-import traceback
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -85,8 +83,8 @@ class Gateway:
             await self._refuse(visit, refused, send)
         except ClientGone:
             visit.outcome = Outcome.CLIENT_CANCELLED
-        except Exception:  # the last line of defence: logged, told, never shown
-            self._log_fault(visit)
+        except Exception as error:  # the last line of defence: logged, told, never shown
+            self.parts.journal.fault(error, request_id=visit.request_id)
             await self._refuse(visit, Refused(Outcome.INTERNAL_ERROR, "Internal error."), send)
         finally:
             if isinstance(send, EarlySend):
@@ -239,15 +237,6 @@ class Gateway:
             visit.trace = self.parts.tracer.begin(scope["headers"])
             visit.trace_id = visit.trace.trace_id
         return visit
-
-    def _log_fault(self, visit: Visit) -> None:
-        """Where it broke and on what kind of error; its message may quote the caller."""
-        kind, _, trace = sys.exc_info()
-        where = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(trace)]
-        name = kind.__name__ if kind else ""
-        self.parts.journal.event(
-            "internal_error", request_id=visit.request_id, error=name, trace=where
-        )
 
     def end_all(self) -> int:
         """A drain reached its deadline: end what still runs; returns how many that were."""

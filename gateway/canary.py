@@ -10,8 +10,6 @@ promotes.
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from traceback import extract_tb
 from typing import Any
 
 from gateway.app import Gateway
@@ -23,12 +21,12 @@ from gateway.manifest_desk import Desk
 from gateway.moves import RouteError
 from gateway.routing import Route, RouteTable
 from gateway.state import Record, StateError
-from gateway.steering import Extra, Move, Steering
+from gateway.steering import Extra, Move, StaleTableError, Steering
 from gateway.thresholds import defaults, from_json, to_json
 from gateway.trail import Trail
-from gateway.watch import Contract, Finding, Judgement, Now, Verdict, Watch
+from gateway.watch import Contract, Finding, Judgement, Now, Verdict, Watch, behind
 
-__all__ = ["KIND", "WATCH", "Canaries"]
+__all__ = ["KIND", "Canaries"]
 
 KIND = "watch"
 WATCH = "watch"  # the name under which the audit trail has what is done here
@@ -146,8 +144,7 @@ class Canaries:
             return told, None  # another weight: the watch sees it in the table
         thresholds = thresholds or defaults(self._contract(route).ttft_limit_s)
         watch, now = Watch(thresholds, self._contract(route)), self._now()
-        since = datetime.now(UTC).isoformat(timespec="milliseconds")
-        begun = _Canary(key, route, who, since, now, watch)
+        begun = _Canary(key, route, who, self._trail.at(), now, watch)
         return {**told, "abort": [to_json(threshold) for threshold in thresholds]}, begun
 
     def _contract(self, route: Route) -> Contract:
@@ -165,21 +162,16 @@ class Canaries:
 
     async def run(self) -> None:
         """Take up what was watched before a restart; look once a second, until cancelled."""
-        await self._resume()
+        resumed = False
         while True:
+            resumed = resumed or await self._resumed()
             for canary in list(self._canaries.values()):
                 try:
                     await self._look(canary)
                 except Exception as error:  # whatever it is, it is looked at again, and the others
-                    self._fault(canary.route.name, error)
+                    self._gateway.parts.journal.fault(error, watch=canary.route.name)
             self._listen()
             await asyncio.sleep(LOOK_S)
-
-    def _fault(self, name: str, error: Exception) -> None:
-        where = [f"{f.filename}:{f.lineno}" for f in extract_tb(error.__traceback__)]
-        self._gateway.parts.journal.event(
-            "internal_error", watch=name, error=type(error).__name__, trace=where
-        )
 
     def _heard(self, finished: Finished) -> None:
         canary = self._canaries.get((finished.model or "", finished.size_class or ""))
@@ -212,7 +204,7 @@ class Canaries:
             self._judge(canary)
         if canary.state == "breached":
             if await self._keep(canary):
-                await self._take_back(canary)
+                await self._take_back(canary)  # unless somebody moved the route meanwhile
         elif self._now() - canary.kept_s >= KEEP_S:
             await self._keep(canary)
 
@@ -237,17 +229,26 @@ class Canaries:
         for visit in self._gateway.running:
             here = (visit.model, visit.size_class) == canary.key and visit.arm is arm
             if here and visit.arrived_s >= canary.began_s:
-                first_s, last_s = visit.marks.first_event_s, visit.marks.last_event_s
-                late += first_s is None and now - visit.arrived_s > contract.ttft_limit_s
-                stalled += last_s is not None and now - last_s > contract.max_stall_s
+                marks, arrived_s = visit.marks, visit.arrived_s
+                is_late, is_stalled = behind(
+                    arrived_s, marks.first_event_s, marks.last_event_s, now, contract
+                )
+                late, stalled = late + is_late, stalled + is_stalled
         return Now(max(ages, default=0.0), late, stalled)
 
     # -- back ------------------------------------------------------------------------------
 
     async def _take_back(self, canary: _Canary) -> None:
         name = canary.route.name
+        if canary.state != "breached" or not self._is_of_now(canary):
+            return
+        revision = self._gateway.setup.table.revision  # in which the route has this candidate
+        back = Move("abort", route=name, why=canary.why, revision=revision)
         try:
-            await self._steering.change(WATCH, Move("abort", route=name, why=canary.why))
+            await self._steering.change(WATCH, back)
+        except StaleTableError:
+            await self._take_back(canary)
+            return
         except (RouteError, StateError) as error:  # tried again at the next look
             self._gateway.parts.journal.event("canary_abort_failed", route=name, reason=str(error))
             return
@@ -261,12 +262,16 @@ class Canaries:
         """Drain the candidate pool; where other routes use it, only what this one has there."""
         pool, why = canary.route.candidate_pool or "", f"canary aborted: {canary.why}"
         table = self._gateway.setup.table
-        used = any(pool in {r.stable_pool, r.candidate_pool} for r in table.routes.values())
         try:
-            if used:
+            if table.uses(pool):
                 self._drains.begin_arm(canary.route.name, pool, WATCH, why)
             elif pool not in table.draining:
-                await self._steering.change(WATCH, Move("drain", pool=pool, why=why))
+                revision = table.revision  # in which nobody else uses the pool
+                drain = Move("drain", pool=pool, why=why, revision=revision)
+                await self._steering.change(WATCH, drain)
+        except StaleTableError:
+            await self._drain(canary)
+            return
         except (RouteError, StateError) as error:
             self._gateway.parts.journal.event(
                 "canary_drain_failed", route=canary.route.name, reason=str(error)
@@ -280,6 +285,8 @@ class Canaries:
 
     async def _keep(self, canary: _Canary) -> bool:
         """Write a watch to the state; False where that failed, which is said and not fatal."""
+        if not self._is_of_now(canary):
+            return False
         canary.kept_s = self._now()
         kind, name, body = _kept(canary, canary.kept_s)
         try:
@@ -291,18 +298,37 @@ class Canaries:
             return False
         return True
 
-    async def _resume(self) -> None:
+    async def _resumed(self) -> bool:
+        """Take up what is kept; False where it can't be read now, which is said."""
+        try:
+            found = await self._trail.get_all(KIND)
+        except StateError as error:
+            self._gateway.parts.journal.event("state_not_read", what="watches", reason=str(error))
+            return False
         routes = {route.name: key for key, route in self._gateway.setup.table.routes.items()}
-        for name, kept in (await self._trail.get_all(KIND)).items():
-            if name in routes:
+        for name, kept in found.items():
+            # A canary that began while the state could not be read is watched already.
+            if name in routes and routes[name] not in self._canaries:
                 canary = self._taken_up(routes[name], kept)
                 self._canaries[canary.key] = canary
                 self._gateway.parts.journal.event(
                     "canary_resumed", route=name, state=canary.state, why=canary.why
                 )
         self._listen()
+        return True
 
     def _taken_up(self, key: Key, kept: Mapping[str, Any]) -> _Canary:
+        try:
+            return self._as_kept(key, kept)
+        except (KeyError, TypeError, ValueError) as error:
+            self._gateway.parts.journal.fault(error, watch="/".join(key))
+        route = self._gateway.setup.table.routes[key]
+        contract = self._contract(route)
+        watch = Watch(defaults(contract.ttft_limit_s), contract)
+        state = "ended" if route.candidate_pool is None else "watching"
+        return _Canary(key, route, WATCH, self._trail.at(), self._now(), watch, state)
+
+    def _as_kept(self, key: Key, kept: Mapping[str, Any]) -> _Canary:
         table, now = self._gateway.setup.table, self._now()
         route = table.routes[key]
         watch = Watch(from_json(kept["abort"]), self._contract(route))
@@ -331,6 +357,10 @@ class Canaries:
             "why": canary.why,
             "figures": _figures(judged),
         }
+
+    def _is_of_now(self, canary: _Canary) -> bool:
+        """Whether no later canary took its place."""
+        return self._canaries.get(canary.key) is canary
 
     def _now(self) -> float:
         return self._gateway.parts.clock()

@@ -4,15 +4,13 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from gateway.admin_client import Admin, AdminError
 from gateway.admin_flags import add_admin_flags, admins_of
 from gateway.command import UsageError, add_verb
-from gateway.manifest_fields import RecordError
 from gateway.thresholds import Metric, ThresholdError, from_text, to_json
-from gateway.verify_cli import record_options
+from gateway.verify_cli import add_record_flags, record_options
 
 __all__ = ["add_canary_flags", "add_watch_verb", "canary_options"]
 
@@ -23,25 +21,8 @@ ABORTED = 3
 
 def add_canary_flags(parser: Any) -> None:
     """Declare the record a canary rests on, and what it is watched for."""
-    parser.add_argument(
-        "--manifest",
-        metavar="FILE",
-        help="sealed rollback record of the baseline, or the digest of one kept there",
-    )
-    parser.add_argument(
-        "--launch-record",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="start-up log or deployment spec; may be repeated",
-    )
-    parser.add_argument(
-        "--accept-unverified",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="a field of the record that nothing verifies (audited; repeatable)",
+    add_record_flags(
+        parser, "sealed rollback record of the baseline, or the digest of one kept there"
     )
     parser.add_argument("--without-record", metavar="REASON", help="go without a record (audited)")
     parser.add_argument(
@@ -53,14 +34,13 @@ def add_canary_flags(parser: Any) -> None:
         f"metrics: {', '.join(Metric)}",
     )
     parser.add_argument(
-        "--window", type=float, default=60.0, metavar="SECONDS", help="judged at a time (60)"
+        "--window", type=float, metavar="SECONDS", help="of --abort: judged at a time (60)"
     )
     parser.add_argument(
         "--min-count",
         type=int,
-        default=50,
         metavar="N",
-        help="requests of each arm without which nothing is decided (50)",
+        help="of --abort: requests of each arm without which nothing is decided (50)",
     )
 
 
@@ -72,16 +52,16 @@ def canary_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     if args.manifest is not None and args.without_record is not None:
         raise UsageError("--without-record: there is a record (--manifest)")
-    options: dict[str, Any] = {}
+    options = record_options(args)
     if args.without_record is not None:
         options["without_record"] = args.without_record
-    if args.manifest is not None:
-        try:
-            options = record_options(args.manifest, args.launch_record, args.accept_unverified)
-        except RecordError as error:
-            raise UsageError(f"--manifest {args.manifest}: {error}") from error
+    for flag in ("window", "min_count"):
+        if getattr(args, flag) is not None and not args.abort:
+            raise UsageError(f"--{flag.replace('_', '-')}: is of --abort")
     try:
-        rows = [to_json(from_text(text, args.window, args.min_count)) for text in args.abort]
+        given = {"window_s": args.window, "min_count": args.min_count}
+        asked = {name: value for name, value in given.items() if value is not None}
+        rows = [to_json(from_text(text, **asked)) for text in args.abort]
     except ThresholdError as error:
         raise UsageError(f"--abort {error}") from error
     return options | {"watch": {"abort": rows}} if rows else options

@@ -4,7 +4,16 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Command", "UsageError", "add_group", "add_json", "add_verb", "table_lines"]
+__all__ = [
+    "Command",
+    "UsageError",
+    "add_group",
+    "add_json",
+    "add_verb",
+    "plain",
+    "print_table",
+    "table_lines",
+]
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -52,7 +61,18 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the lines of ``table_lines``."""
+    for line in table_lines(rows):
+        print(line)
+
+
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else plain(str(value))
+
+
+def plain(text: str) -> str:
+    """Somebody else's words on one line, without what would steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access import Access, is_same_origin
+from gateway.admin_pages import Body, json_answer
 from gateway.journal import Journal
 from gateway.panel import Panel
 from gateway.schema import AdminToken
@@ -50,8 +51,6 @@ _FILES = MappingProxyType(
     }
 )
 _OPTIONAL = ("/admin/manifests", "/admin/rehearsals")
-
-Body = Callable[[Request], Awaitable[bytes]]
 
 
 class SafeHeaders:
@@ -109,7 +108,7 @@ class _Console:
 
     async def live(self, request: Request) -> Response:
         self._access.viewer(request)
-        return _json(self._panel.view())
+        return json_answer(self._panel.view())
 
     async def session(self, request: Request) -> Response:
         if not is_same_origin(request):
@@ -117,7 +116,7 @@ class _Console:
         try:
             session, token = self._access.session(request)
         except HTTPException:
-            return _json({"name": None})  # what a page asks first: no error of anybody's
+            return json_answer({"name": None})  # what a page asks first: no error of anybody's
         return _told(request, session, token)
 
     async def log_in(self, request: Request) -> Response:
@@ -145,7 +144,7 @@ class _Console:
         session, _ = self._access.session(request)
         self._access.log_out(request)
         self._journal.event("console_logout", who=session.name)
-        answer = _json({"status": "logged out"})
+        answer = json_answer({"status": "logged out"})
         answer.delete_cookie(
             self._access.cookie_name(request),
             secure=request.url.scheme == "https",
@@ -175,7 +174,7 @@ def _token(body: bytes) -> str:
 def _told(request: Request, session: Session, token: AdminToken) -> Response:
     """Who somebody is, what changes must carry, and which optional parts this gateway has."""
     paths = {getattr(route, "path", "") for route in request.app.routes}
-    return _json(
+    return json_answer(
         {
             "name": token.name,
             "role": token.role,
@@ -183,7 +182,3 @@ def _told(request: Request, session: Session, token: AdminToken) -> Response:
             "has": [path for path in _OPTIONAL if path in paths],
         }
     )
-
-
-def _json(content: object) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")

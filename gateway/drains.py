@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from gateway.app import Gateway
@@ -118,13 +117,12 @@ class Drains:
         for name, kept in (await self._trail.get_all(KIND)).items():
             if name not in draining:
                 continue
-            now, deadline_s = self._gateway.parts.clock(), float(kept["deadline_s"])
-            told = (kept["pool"], kept["route"], kept["by"], kept["why"], kept["since"])
-            drain = _Drain(name, *told, deadline_s, now)
-            drain.drained, drain.ended = int(kept["drained"]), int(kept["ended"])
-            drain.state = "done"
-            self._drains[name] = drain
-            if kept["state"] == "draining":
+            try:
+                self._drains[name] = drain = _over(name, kept, self._gateway.parts.clock())
+            except (KeyError, TypeError, ValueError) as error:
+                at = self._trail.state.name
+                raise StateError(f"{at}: drain {name}: the record is damaged: {error!r}") from error
+            if kept.get("state") == "draining":
                 await self._told(drain, "the gateway was restarted meanwhile")
 
     async def close(self) -> None:
@@ -138,10 +136,9 @@ class Drains:
 
     def _made(self, name: str, who: str, move: Move) -> _Drain:
         deadline_s = self._deadline_s(move)
-        since = datetime.now(UTC).isoformat(timespec="milliseconds")
         until_s = self._gateway.parts.clock() + deadline_s
         route, pool = (name, None) if "/" in name else (None, name)
-        return _Drain(name, pool, route, who, move.why, since, deadline_s, until_s)
+        return _Drain(name, pool, route, who, move.why, self._trail.at(), deadline_s, until_s)
 
     def _deadline_s(self, move: Move) -> float:
         if move.deadline_s is not None:
@@ -222,6 +219,13 @@ class Drains:
 
     def _remaining(self) -> int:
         return sum(d.remaining for d in self._drains.values() if d.state == "draining")
+
+
+def _over(name: str, kept: Mapping[str, Any], now: float) -> _Drain:
+    """A drain that is kept, and has nothing left to end."""
+    told = (kept["pool"], kept["route"], kept["by"], kept["why"], kept["since"])
+    drained, ended = int(kept["drained"]), int(kept["ended"])
+    return _Drain(name, *told, float(kept["deadline_s"]), now, "done", drained, ended)
 
 
 def _served(drain: _Drain, visit: Visit, here: frozenset[str], others: set[str]) -> bool:

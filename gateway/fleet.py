@@ -10,7 +10,6 @@ of the log here, and nowhere else.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ssl import SSLContext
-from traceback import extract_tb
 from types import MappingProxyType
 from typing import Any
 
@@ -279,8 +278,7 @@ class Fleet:
                 await self._standing.look()
                 self._sweep()
             except Exception as error:  # whatever it is, engines are probed and looked up on
-                where = [f"{f.filename}:{f.lineno}" for f in extract_tb(error.__traceback__)]
-                self._journal.event("internal_error", error=type(error).__name__, trace=where)
+                self._journal.fault(error)
             await asyncio.sleep(TICK_S)
 
     async def first_round(self, limit_s: float) -> bool:

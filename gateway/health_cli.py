@@ -11,13 +11,11 @@ from typing import Any
 
 import httpx
 
-from gateway.admin_client import client_tls
+from gateway.admin_client import client_of, client_tls
+from gateway.admin_flags import ADMIN_URL
 from gateway.command import add_json, add_verb
-from gateway.origin import UNIX
 
 __all__ = ["add_health_verb"]
-
-ADMIN_URL = "http://127.0.0.1:8081"
 
 
 def _health(args: argparse.Namespace) -> int:
@@ -36,16 +34,9 @@ def _health(args: argparse.Namespace) -> int:
 
 def _ask(url: str, path: str, args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     """Whether it says yes, and all that it says."""
-    unix = url.removeprefix(UNIX) if url.startswith(UNIX) else None
     tls = client_tls(args.ca_file, None, None)
     try:
-        with httpx.Client(
-            base_url="http://gateway" if unix else url,
-            transport=httpx.HTTPTransport(uds=unix) if unix else None,
-            timeout=args.timeout,
-            trust_env=False,
-            verify=tls if tls is not None else url.startswith("https:"),
-        ) as client:
+        with client_of(url, tls, args.timeout) as client:
             answer = client.get(path)
             told = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:

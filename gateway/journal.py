@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from datetime import UTC, datetime
 from time import time_ns
+from traceback import extract_tb
 from typing import BinaryIO
 
 import orjson
@@ -55,6 +56,14 @@ class Journal:
     def event(self, event: str, **facts: object) -> None:
         """Write a change of state as one JSON line."""
         self.line(orjson.dumps({"event": event, **facts}, option=orjson.OPT_APPEND_NEWLINE))
+
+    def fault(self, error: Exception, **facts: object) -> None:
+        """Write where the program broke and on what kind of error, but not its message.
+
+        The message may quote a caller.
+        """
+        where = [f"{f.filename}:{f.lineno} {f.name}" for f in extract_tb(error.__traceback__)]
+        self.event("internal_error", **facts, error=type(error).__name__, trace=where)
 
     def close(self) -> None:
         """Write what waits and stop; a reader that does not read is not waited for."""

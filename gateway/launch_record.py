@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from gateway.manifest_fields import RecordError
+from gateway.manifest_fields import SECRET, RecordError
 
 __all__ = ["LaunchRecord", "launch_record", "literal"]
 
@@ -189,8 +189,8 @@ def _fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments under the names of a record's fields."""
     told: dict[str, Any] = {}
     for name, value in given.items():
-        if value == "auto" and name != "kv_cache_dtype":
-            continue  # what came of it is told elsewhere, or not at all
+        if name in SECRET or (value == "auto" and name != "kv_cache_dtype"):
+            continue  # nobody is told; what came of "auto" is told elsewhere, or not at all
         if name == "served_model_name":
             told["model.id"] = value[0] if isinstance(value, list) and value else value
         elif name in {"model", "model_tag"}:

@@ -9,6 +9,7 @@ is an overlay: a sealed record with some fields changed, sealed anew with the fi
 as its parent. Pure: no I/O, no clock.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -36,6 +37,7 @@ __all__ = [
 KIND = "rollback-record"
 FORMAT = 1
 EXACT = 2**53
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class _Absent:
@@ -83,7 +85,7 @@ def canonical(value: Any) -> bytes:
     """
     try:
         return orjson.dumps(_plain(value), option=orjson.OPT_SORT_KEYS)
-    except (TypeError, orjson.JSONEncodeError) as error:
+    except (TypeError, RecursionError, orjson.JSONEncodeError) as error:
         raise RecordError(f"has no canonical form: {error}") from error
 
 
@@ -166,6 +168,8 @@ def opened(found: Any) -> Record:
         raise RecordError(f"format {found.get('format')!r}: this release reads {FORMAT}")
     if missing := {"parent", "decision", "record", "digest"} - found.keys():
         raise RecordError(f"a sealed record has {', '.join(sorted(missing))}")
+    if not _is_digest_or_none(found["parent"]):
+        raise RecordError("parent: must be a digest or null")
     told = {key: value for key, value in found.items() if key != "digest"}
     digest = sha256(canonical(told)).hexdigest()
     if digest != found["digest"]:
@@ -178,6 +182,10 @@ def opened(found: Any) -> Record:
     return record
 
 
+def _is_digest_or_none(found: Any) -> bool:
+    return found is None or (isinstance(found, str) and bool(DIGEST.fullmatch(found)))
+
+
 def _fields(found: Any) -> dict[str, Scalar]:
     if not isinstance(found, Mapping):
         raise RecordError("record: must be an object")
@@ -187,10 +195,11 @@ def _fields(found: Any) -> dict[str, Scalar]:
 def _decision(found: Any) -> Decision | None:
     if found is None:
         return None
-    try:
-        return Decision(**found)
-    except TypeError as error:
-        raise RecordError("decision: must have sha256 and verdict alone") from error
+    if not isinstance(found, Mapping) or found.keys() != {"sha256", "verdict"}:
+        raise RecordError("decision: must have sha256 and verdict alone")
+    if not all(isinstance(value, str) for value in found.values()):
+        raise RecordError("decision: sha256 and verdict must be text")
+    return Decision(**found)
 
 
 def _body(tree: Any, parent: str | None, decision: Decision | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ even null: cache and speculation are pinned by saying "off" as much as by saying
 beyond those listed are kept as they are. Pure: no I/O, no clock.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gateway.thresholds import from_json
 from gateway.values import FROZEN, Count, Digest, EngineModel, Name, Positive, Seconds, Share, Text
 
-__all__ = ["SECTIONS", "RecordError", "Scalar", "flat", "nested", "shaped"]
+__all__ = ["SECRET", "SECTIONS", "RecordError", "Scalar", "flat", "nested", "shaped"]
 
 Scalar = Any
 SECRET = frozenset({"api_key", "hf_token"})
+ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,127}")
 # A moving name ("main", "latest") pins nothing: a commit, or a digest with or without its file.
 Revision = Annotated[
     str, Field(pattern=r"^([0-9a-f]{40,64}|sha256:[0-9a-f]{64}|[!-~]{1,128} sha256:[0-9a-f]{64})$")
@@ -135,9 +137,13 @@ class Args(BaseModel):
     speculative_config: dict[str, Any] | None
 
     @model_validator(mode="after")
-    def _holds_no_secret(self) -> "Args":
-        for name in SECRET & (self.model_extra or {}).keys():
-            raise ValueError(f"{name} is a secret and has no place in a record")
+    def _is_fit_to_print(self) -> "Args":
+        """Names are printed for a shell (``manifest show --flags``), secrets nowhere."""
+        for name in self.model_extra or {}:
+            if name in SECRET:
+                raise ValueError(f"{name} is a secret and has no place in a record")
+            if not ARGUMENT.fullmatch(name):
+                raise ValueError(f"{name[:80]!r} is no argument's name (letters, digits and _)")
         return self
 
 
@@ -181,6 +187,8 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Scalar]:
         if not isinstance(value, Mapping):
             raise RecordError(f"{name}: must be a table")
         for key, inner in value.items():
+            if f"{name}.{key}" in tree:
+                raise RecordError(f"{name}.{key}: stands there twice")
             null = name == "args" and inner == "null"
             found[f"{name}.{key}"] = None if null else inner
     return found

@@ -3,6 +3,7 @@
 Each fault names the file. A sealed file is written once: it is never overwritten by another record.
 """
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,12 +39,30 @@ def _bytes(path: Path) -> bytes:
         raise RecordError(f"{path}: can't be read: {error.strerror}") from error
 
 
+def _json(content: bytes) -> Any:
+    """A value that reads the same to everybody: a key that stands twice is refused.
+
+    Raises:
+        ValueError: it is no such JSON.
+    """
+    orjson.loads(content)  # stricter than what follows, and bounded in depth
+    return json.loads(content, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands there twice")
+    return found
+
+
 def _table(path: Path) -> dict[str, Any]:
     content = _bytes(path)
     try:
         toml = path.suffix == ".toml"
-        found = tomllib.loads(content.decode()) if toml else orjson.loads(content)
-    except (tomllib.TOMLDecodeError, orjson.JSONDecodeError, UnicodeDecodeError) as error:
+        found = tomllib.loads(content.decode()) if toml else _json(content)
+    except (ValueError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise RecordError(f"{path}: not {kind}: {error}") from error
     if not isinstance(found, dict):
@@ -87,8 +106,8 @@ def with_baseline(fields: Mapping[str, Scalar], path: Path) -> dict[str, Scalar]
 def read_sealed(path: Path) -> Record:
     """A sealed record; raises ``RecordError``."""
     try:
-        found = orjson.loads(_bytes(path))
-    except orjson.JSONDecodeError as error:
+        found = _json(_bytes(path))
+    except ValueError as error:
         raise RecordError(f"{path}: not JSON: {error}") from error
     try:
         return opened(found)
@@ -98,8 +117,8 @@ def read_sealed(path: Path) -> Record:
 
 def sealed_beside(folder: Path, digest: str) -> Record | None:
     """The sealed record of a folder whose digest begins so; files that are none are passed by."""
-    for path in sorted(folder.glob("*.json")):
-        content = path.read_bytes()
+    for path in sorted(one for one in folder.glob("*.json") if one.is_file()):
+        content = _bytes(path)
         if digest.encode() in content:
             try:
                 record = read_sealed(path)

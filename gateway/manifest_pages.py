@@ -1,23 +1,18 @@
 """Answers operators about rollback records: which are kept, keep one, hold one against a pool."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import orjson
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access import Access
+from gateway.admin_pages import Body, answered, as_object
 from gateway.manifest import document
 from gateway.manifest_desk import Desk
 from gateway.manifest_fields import RecordError
-from gateway.state import StateError
 
 __all__ = ["manifest_routes"]
-
-Body = Callable[[Request], Awaitable[bytes]]
 
 
 def manifest_routes(access: Access, desk: Desk, body: Body) -> list[Route]:
@@ -38,13 +33,13 @@ class _Pages:
     async def manifests(self, request: Request) -> Response:
         """All in brief; with ``digest`` one whole, with ``pool`` what it is held against here."""
         if request.method == "POST":
-            return await _answer(self._keep(request))
+            return await answered(self._keep(request))
         self._access.viewer(request)
-        return await _answer(self._look(request.query_params))
+        return await answered(self._look(request.query_params))
 
     async def verifications(self, request: Request) -> Response:
         """Hold a record against a pool here, or write down what was found elsewhere."""
-        return await _answer(self._verify(request))
+        return await answered(self._verify(request))
 
     async def _look(self, asked: Any) -> dict[str, Any]:
         told: dict[str, Any] = {"manifests": await self._desk.rows()}
@@ -56,39 +51,23 @@ class _Pages:
 
     async def _keep(self, request: Request) -> dict[str, Any]:
         who = self._access.operator(request)
-        asked = _object(await self._body(request))
+        asked = as_object(await self._body(request))
         record, new = await self._desk.keep(who, asked.get("manifest"), str(asked.get("why", "")))
         return {"digest": record.digest, "parent": record.parent, "new": new}
 
     async def _verify(self, request: Request) -> dict[str, Any]:
         who = self._access.operator(request)
-        asked = _object(await self._body(request))
+        asked = as_object(await self._body(request))
         found, seen_from = asked.get("found"), "operator"
         if found is None:
             seen_from = "gateway"
             _, told = await self._desk.verified(asked, str(asked.get("pool", "")))
             found = [one.told() for one in told]
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-            raise RecordError("found: must be a list of objects")
+        if not _are_objects(found) or not all(_are_objects(one.get("fields", [])) for one in found):
+            raise RecordError("found: must be a list of objects, and their fields too")
         await self._desk.note(who, seen_from, found, str(asked.get("why", "")))
         return {"engines": found}
 
 
-async def _answer(told: Awaitable[dict[str, Any]]) -> Response:
-    try:
-        content = orjson.dumps(await told, option=orjson.OPT_APPEND_NEWLINE)
-    except RecordError as error:
-        raise HTTPException(400, str(error)) from error
-    except StateError as error:
-        raise HTTPException(503, str(error)) from error
-    return Response(content, media_type="application/json")
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RecordError(f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise RecordError("the body is no JSON object")
-    return found
+def _are_objects(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(one, dict) for one in found)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.admin_client import change_limits
-from gateway.admin_flags import add_admin_flags, admins_of
-from gateway.command import UsageError, add_group, add_json, add_verb, table_lines
+from gateway.admin_flags import add_admin_flags, admins_of, look, print_answers
+from gateway.command import UsageError, add_group, add_json, add_verb, print_table
 from gateway.endpoint import EngineTlsError, engine_context
 from gateway.schema import EngineTls
 
@@ -26,7 +26,7 @@ WORDS = {"true": True, "false": False, "default": None, "null": None}
 
 
 def _show(args: argparse.Namespace) -> int:
-    _tell_limits(args, [(admin.url, admin.get("/admin/limits")) for admin in admins_of(args)])
+    _tell_limits(args, look(args, "/admin/limits"))
     return 0
 
 
@@ -63,7 +63,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 def _tell_limits(args: argparse.Namespace, seen: Sequence[tuple[str, dict[str, Any]]]) -> None:
     if args.json:
-        print(json.dumps([{"url": url, **limits} for url, limits in seen]))
+        print_answers(seen)
         return
     for url, limits in seen:
         print(f"{url}  revision {limits['revision']}")
@@ -71,8 +71,8 @@ def _tell_limits(args: argparse.Namespace, seen: Sequence[tuple[str, dict[str, A
             left_s = entry["expires_in_s"]
             until = "" if left_s is None else f", for {left_s:.0f} s more"
             print(f"  set {path} = {json.dumps(entry['value'])}  by {entry['by']}{until}")
-        _table(_flow_rows(limits["flows"]))
-        _table(limits["engines"])
+        print_table(_flow_rows(limits["flows"]))
+        print_table(limits["engines"])
 
 
 def _flow_rows(flows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -86,22 +86,17 @@ def _flow_rows(flows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> None:
-    for line in table_lines(rows):
-        print(line)
-
-
 # -- the others ----------------------------------------------------------------------------
 
 
 def _reload(args: argparse.Namespace) -> int:
-    told = [{"url": admin.url, **admin.post("/admin/reload")} for admin in admins_of(args)]
+    told = [(admin.url, admin.post("/admin/reload")) for admin in admins_of(args)]
     if args.json:
-        print(json.dumps(told))
+        print_answers(told)
         return 0
-    for one in told:
+    for url, one in told:
         same = one["from"] == one["to"]
-        print(f"{one['url']}  digest {one['to']}{'  (as before)' if same else ''}")
+        print(f"{url}  digest {one['to']}{'  (as before)' if same else ''}")
         for key in one["changed"]:
             print(f"  changed {key}")
         for path, reason in one["limits_dropped"].items():
@@ -118,7 +113,7 @@ def _usage(args: argparse.Namespace) -> int:
         print(json.dumps(list(rows.values())))
         return 0
     columns = ("key_id", "requests", "refusals", "prompt_tokens", "completion_tokens")
-    _table([{column: row.get(column) for column in columns} for row in rows.values()])
+    print_table([{column: row.get(column) for column in columns} for row in rows.values()])
     return 0
 
 

@@ -4,7 +4,7 @@ An order says what is wanted in the operator's words; ``moves`` knows what each 
 Pure: no I/O, no clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from gateway.audit import Note
 from gateway.moves import RouteError
 from gateway.routing import RouteTable
 
-__all__ = ["ACTIONS", "Move", "note_of", "ordered"]
+__all__ = ["ACTIONS", "Move", "PoolMove", "note_of", "ordered"]
 
 ACTIONS = ("flip", "canary", "promote", "abort", "drain", "undrain", "rollback")
 _DRAINS = frozenset({"drain", "undrain"})
@@ -41,6 +41,17 @@ class Move:
     check: bool = False
     revision: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMove:
+    """The engines, by address, that a pool is to have: all of them. The rest is as of ``Move``."""
+
+    pool: str
+    engines: Sequence[str]
+    why: str = ""
+    check: bool = False
+    revision: int | None = None
 
 
 def ordered(before: RouteTable, move: Move, pools: moves.Pools) -> RouteTable:

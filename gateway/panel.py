@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gateway.app import Gateway
 from gateway.contract import CONTRACT
 from gateway.control import Control
 from gateway.domain import Arm, Outcome
@@ -20,7 +19,7 @@ from gateway.status import readiness
 from gateway.tallies import BOUNDS_S
 from gateway.verdicts import FlowView
 
-__all__ = ["Panel", "table_view"]
+__all__ = ["Panel"]
 
 EVERY_S = 5.0
 # What the caller chose, or a success: neither a refusal nor a failure.
@@ -117,31 +116,6 @@ class Panel:
                     "ttft": asdict(last.ttft[key]) if key in last.ttft else None,
                     "gaps": asdict(last.gaps[key]) if key in last.gaps else None,
                 }
-
-
-def table_view(gateway: Gateway) -> dict[str, Any]:
-    """The route table of a gateway that nobody steers."""
-    table = gateway.setup.table
-    return {
-        "revision": table.revision,
-        "state": "none",
-        "routes": [
-            {
-                "route": f"{model}/{size}",
-                "model": model,
-                "size_class": size,
-                "stable": route.stable_pool,
-                "candidate": route.candidate_pool,
-                "candidate_weight": 100 * route.candidate_weight,
-                "admission": route.mode,
-            }
-            for (model, size), route in table.routes.items()
-        ],
-        "pools": {name: {"draining": False} for name in gateway.parts.fleet.pools},
-        "drains": [],
-        "watches": [],
-        "history": [],
-    }
 
 
 def _queue(views: Iterable[FlowView]) -> dict[str, Any]:

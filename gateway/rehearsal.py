@@ -25,7 +25,7 @@ from typing import Any
 from gateway.manifest import canonical
 from gateway.manifest_fields import RecordError
 from gateway.rehearsal_facts import Limits, Observed, Phase, Seen, phase_of
-from gateway.watch import Tally
+from gateway.watch import total
 
 __all__ = ["FAIL", "PASS", "Check", "Judged", "judge", "sealed", "unsealed", "with_client"]
 
@@ -83,7 +83,7 @@ def _of_the_whole(observed: Observed) -> Iterator[Check]:
 def _of_phase(observed: Observed, phase: Phase, limits: Limits) -> Iterator[Check]:
     if phase is Phase.BEFORE or phase not in observed.began_s:
         return
-    counted = _sum(seen.counted for seen in _arrived(observed, phase))
+    counted = total(seen.counted for seen in _arrived(observed, phase))
     offered = counted.ended + counted.refused
     if phase is Phase.CANARY and offered < limits.min_count:
         return  # few callers: a canary need not be long enough to judge it
@@ -187,7 +187,7 @@ def _outcomes(observed: Observed, phase: Phase) -> str:
 def _row(observed: Observed, phase: Phase) -> dict[str, Any]:
     """What a phase was like, for the record."""
     seen = list(_arrived(observed, phase))
-    counted = _sum(s.counted for s in seen)
+    counted = total(s.counted for s in seen)
     return {
         "phase": str(phase),
         "at_s": round(observed.began_s[phase] - min(observed.began_s.values()), 3),
@@ -212,10 +212,6 @@ def _ttft(seen: Iterable[Seen]) -> dict[str, float] | None:
         return None
     at = {"p50": 0.5, "p95": 0.95, "max": 1.0}
     return {k: round(waits[max(0, ceil(q * len(waits)) - 1)], 4) for k, q in at.items()}
-
-
-def _sum(tallies: Iterable[Tally]) -> Tally:
-    return Tally(*map(sum, zip(*(Tally(), *tallies), strict=True)))
 
 
 # -- the record ----------------------------------------------------------------------------
@@ -267,8 +263,14 @@ def with_client(record: Mapping[str, Any], client: Mapping[str, Any]) -> dict[st
     Args:
         record: a sealed one.
         client: counts ``ended`` and ``failed``, and whatever else it says.
+
+    Raises:
+        RecordError: these are no counts.
     """
-    part = client.get("failed", 0) / max(1, client.get("ended", 0))
+    failed, ended = client.get("failed", 0), client.get("ended", 0)
+    if not (isinstance(failed, int) and isinstance(ended, int)):
+        raise RecordError("client: failed and ended must be counts")
+    part = failed / max(1, ended)
     check = _at_most("failed, as callers saw it", part, record["limits"]["error_rate"])
     why = [*record["why"], *([] if check.passed else [check.why])]
     body = {

@@ -25,7 +25,7 @@ from gateway.rehearsal_facts import (
 )
 from gateway.rehearsal_watch import LOOK_S, RouteWatch
 from gateway.route_record import changes
-from gateway.routing import RouteTable
+from gateway.routing import Route, RouteTable
 from gateway.state import StateError
 from gateway.steering import Move, StaleTableError, Steering
 
@@ -77,6 +77,7 @@ class Run:
         self._clock: Callable[[], float] = self.gateway.parts.clock
         self._began_s = self._effect_s = self._clock()
         self._own: Move | None = None
+        self._left: Route | None = self.route  # as the last move, whoever's, left it
         self._drain_row: Mapping[str, Any] = {}
         self._back = asyncio.Event()
         self._taken = False
@@ -91,6 +92,7 @@ class Run:
 
     def moved(self, who: str, move: Move, before: RouteTable, after: RouteTable) -> None:
         """A move took effect, its own or another's, in this step of the loop."""
+        self._left = after.routes.get(self.order.key)
         if move is self._own:
             self._effect_s = self._clock()
             return
@@ -206,7 +208,7 @@ class Run:
     async def _drain(self) -> None:
         """Drain the candidate; where others use it, only what the route has there."""
         order, table = self.order, self._table
-        used = any(order.to in {r.stable_pool, r.candidate_pool} for r in table.routes.values())
+        used = table.uses(order.to)
         name = f"{self.route.name}@{order.to}" if used else order.to
         try:
             if used:
@@ -246,13 +248,14 @@ class Run:
         options = order.options if step == "canary" else {}
         why = f"rehearsal {order.id}: {step}"
         while True:
+            self._heed_configuration()
+            if self._taken:
+                raise RouteError("somebody else moved the route")
             revision = self._table.revision
             self._own = Move(step, revision=revision, why=why, options=options, **what)
             try:
                 told = await self._steering.change(order.who, self._own)
             except StaleTableError:
-                if self._taken:
-                    raise RouteError("somebody else moved the route") from None
                 continue
             self.revisions[step] = told["revision"]
             return
@@ -260,7 +263,7 @@ class Run:
     async def _restored(self, step: str, restore: Callable[[], Awaitable[None]]) -> None:
         """Restore until it is committed, or until it can't be for long."""
         until_s = self._clock() + PERSIST_S
-        while not self._taken:
+        while not self._heed_configuration():
             try:
                 await restore()
             except (RouteError, StateError) as error:
@@ -287,6 +290,13 @@ class Run:
         if self.order.to in self._table.draining - self.base.draining:
             await self._move("undrain", pool=self.order.to)
 
+    def _heed_configuration(self) -> bool:
+        """Whether the route is somebody else's by now; no move tells of a reload."""
+        if not self._taken and self._table.routes.get(self.order.key) != self._left:
+            self._taken = True
+            self._cut("the configuration moved the route meanwhile (reload)")
+        return self._taken
+
     # -- on the way ------------------------------------------------------------------------
 
     def _enter(self, phase: Phase, said: str) -> None:
@@ -306,6 +316,8 @@ class Run:
     async def _hold(self, phase: Phase) -> None:
         until_s = self._watch.began_s[phase] + self.order.hold_s
         while self._clock() < until_s and not self.stopped:
+            if self._heed_configuration():
+                break
             if phase in {Phase.CANARY, Phase.FLIP}:
                 self._protect(phase)
                 if self._back.is_set():

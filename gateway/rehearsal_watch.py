@@ -13,7 +13,7 @@ from gateway.rehearsal_facts import Capacity, Phase, Probe, Seen, phase_of
 from gateway.routing import Route
 from gateway.visit import Visit
 from gateway.warm_probe import questions, warm_probe
-from gateway.watch import Contract, Tally, tally
+from gateway.watch import Contract, Tally, behind, tally, total
 
 __all__ = ["LOOK_S", "RouteWatch"]
 
@@ -57,8 +57,7 @@ class RouteWatch:
         self.seen.append(Seen(*began, *ended, counted))
         phase = phase_of(self.began_s, finished.arrived_s)
         if phase is not None:
-            pairs = zip(self.counted[phase], counted, strict=True)
-            self.counted[phase] = Tally(*map(sum, pairs))
+            self.counted[phase] = total((self.counted[phase], counted))
 
     def _note_served(self, finished: Finished) -> None:
         if finished.pool == self._baseline and finished.dispatched_s is not None:
@@ -73,12 +72,12 @@ class RouteWatch:
 
     def _running(self, visit: Visit) -> Seen:
         marks, now, contract = visit.marks, self._clock(), self.contract()
-        late = marks.first_event_s is None and now - visit.arrived_s > contract.ttft_limit_s
-        last_s = marks.last_event_s
-        stalled = last_s is not None and now - last_s > contract.max_stall_s
-        behind = Tally(1, 0, int(late), int(stalled)) if late or stalled else Tally()
         began = visit.arrived_s, marks.dispatched_s, marks.first_event_s
-        return Seen(*began, None, visit.pool, None, behind)
+        late, stalled = behind(
+            visit.arrived_s, marks.first_event_s, marks.last_event_s, now, contract
+        )
+        counted = Tally(1, 0, int(late), int(stalled)) if late or stalled else Tally()
+        return Seen(*began, None, visit.pool, None, counted)
 
     def offered(self, phase: Phase) -> int:
         """Requests of a phase that count for something."""

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from traceback import extract_tb
 from typing import Any
 
 from gateway import __version__
@@ -19,7 +18,7 @@ from gateway.manifest import Record, abort_rules, opened
 from gateway.manifest_desk import Desk
 from gateway.manifest_fields import RecordError
 from gateway.moves import RouteError, selected
-from gateway.rehearsal import PASS, judge, sealed, unsealed
+from gateway.rehearsal import PASS, judge, sealed, unsealed, with_client
 from gateway.rehearsal_facts import limits_of
 from gateway.rehearsal_run import Order, Run
 from gateway.route_record import route_view, table_digest
@@ -145,9 +144,11 @@ class Rehearsals:
         record = unsealed(found)
         name = str(record.get("id"))
         body = (await self._trail.get_all(KIND)).get(name, {})
-        had = body.get("record") or {}
-        if had.get("digest") != record.get("parent"):
+        had, client = body.get("record"), record.get("client")
+        if had is None or had.get("digest") != record.get("parent"):
             raise RecordError(f"rehearsal {name[:80]}: parent: is not the record kept here")
+        if not isinstance(client, Mapping) or with_client(had, client) != record:
+            raise RecordError(f"rehearsal {name[:80]}: adds more than what its client saw")
         detail = {"id": name, "digest": record["digest"], "parent": record["parent"]}
         await self._trail.note(who, f"{ACTION}_record", record.get("route"), "", detail)
         await self._trail.put(KIND, name, {**body, "record": record})
@@ -219,7 +220,7 @@ class Rehearsals:
             body |= {"state": "refused", "why": str(error)}
         except Exception as error:  # whatever it is: it is told, and no other is kept from running
             body |= {"state": "broken", "why": f"internal error: {type(error).__name__}"}
-            self._fault(error)
+            self._gateway.parts.journal.fault(error, where=ACTION)
         row = _row(run.order.id, body)
         self._last = {**row, "said": run.said, "record": body.get("record")}
         try:
@@ -268,27 +269,21 @@ class Rehearsals:
             "state_not_written", what=f"rehearsal {name}", reason=str(error)
         )
 
-    def _fault(self, error: Exception) -> None:
-        where = [f"{f.filename}:{f.lineno}" for f in extract_tb(error.__traceback__)]
-        self._gateway.parts.journal.event(
-            "internal_error", where=ACTION, error=type(error).__name__, trace=where
-        )
-
     async def _taken_back(self, name: str, body: Mapping[str, Any]) -> str:
         table, why = self._gateway.setup.table, f"rehearsal {name}: "
         last = next((r for r in self._trail.history if r.why.startswith(why)), None)
         if last is None or last.revision != table.revision:
             return "the gateway ended meanwhile; the routes were moved by others since"
         again = f"{why}the gateway ended meanwhile"
-        base, to, route = int(body["base_revision"]), body["to"], body["route"]
         try:
+            base, to, route = int(body["base_revision"]), body["to"], body["route"]
             if to in table.draining:
                 await self._steering.change(body["by"], Move("undrain", pool=to, why=again))
             now = next(r for r in table.routes.values() if r.name == route)
             if route_view(now) != body["base"]:
                 back = Move("rollback", route=route, to_revision=base, why=again)
                 await self._steering.change(body["by"], back)
-        except (RouteError, StateError) as error:
+        except (RouteError, StateError, KeyError, ValueError) as error:
             return f"the gateway ended meanwhile; not taken back: {error}"
         return "the gateway ended meanwhile; the route was taken back at its start"
 
@@ -301,8 +296,7 @@ def _options(asked: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _head(run: Run) -> dict[str, Any]:
-    at_s = run.order.id[:15]
-    at = datetime.strptime(at_s, "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    at = datetime.strptime(run.order.id[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
     return {"id": run.order.id, "route": run.route.name, "to": run.order.to, "by": run.order.who,
             "at": at.isoformat()}  # fmt: skip
 

@@ -18,13 +18,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gateway.admin_client import Admin, AdminError
-from gateway.admin_flags import add_admin_flags, admins_of
+from gateway.admin_flags import add_admin_flags, admins_of, look, print_answers
 from gateway.command import UsageError, add_verb, table_lines
 from gateway.rehearsal import PASS, with_client
-from gateway.rehearse_flags import add_rehearsal_flags, order_of
+from gateway.rehearse_flags import ENGINES, add_rehearsal_flags, order_of
 from gateway.rehearse_local import Bundle, Load, staged
 from gateway.rehearse_text import record_lines
 
@@ -34,15 +35,28 @@ PATH = "/admin/rehearsals"
 POLL_S = 0.2
 RAMP_S = 2.0  # of load before the gateway begins to look
 MARGIN_S = 60.0  # of load beyond the phases: for probes, moves and the drain
+# Flags of one kind of rehearsal alone, and their defaults.
+_LIVE = MappingProxyType(
+    {
+        **dict.fromkeys(("admin_url", "to", "load", "load_model", "load_key_file")),
+        **dict.fromkeys(("check", "yes"), False),
+    }
+)
+_HERE = MappingProxyType({"engines": ENGINES, "engine_args": "", "candidate_args": ""})
+
+
+def _none_of(args: argparse.Namespace, flags: Mapping[str, Any], why: str) -> None:
+    """Refuse a flag that would have no effect: one that is not at its default."""
+    for flag, default in flags.items():
+        if getattr(args, flag) != default:
+            raise UsageError(f"--{flag.replace('_', '-')}: {why}")
 
 
 def _rehearse(bundle: Bundle, args: argparse.Namespace) -> int:
     order = order_of(args)
     if args.live:
         return _live(bundle, args, order)
-    for flag in ("admin_url", "load", "to", "yes"):
-        if getattr(args, flag):
-            raise UsageError(f"--{flag.replace('_', '-')}: is for a running gateway: add --live")
+    _none_of(args, _LIVE, "is for a running gateway: add --live")
     if isinstance(order.get("manifest"), str):
         raise UsageError(f"--manifest {args.manifest}: there is no such file")
     with _folder(args) as folder, _told_to_stop() as stop:
@@ -103,6 +117,7 @@ def _load_s(args: argparse.Namespace) -> float:
 
 
 def _live(bundle: Bundle, args: argparse.Namespace, order: dict[str, Any]) -> int:
+    _none_of(args, _HERE, "is of simulated engines, and --live has none")
     admins = admins_of(args)
     if len(admins) != 1:
         raise UsageError("--admin-url: name one gateway: a rehearsal is of one")
@@ -127,9 +142,7 @@ def _live(bundle: Bundle, args: argparse.Namespace, order: dict[str, Any]) -> in
 
 def _live_callers(args: argparse.Namespace) -> tuple[str, str, Sequence[str]] | None:
     if args.load is None:
-        for flag in ("load_model", "load_key_file"):
-            if getattr(args, flag) is not None:
-                raise UsageError(f"--{flag.replace('_', '-')}: is of --load")
+        _none_of(args, {"load_model": None, "load_key_file": None}, "is of --load")
         return None
     if args.load_key_file is None:
         raise UsageError("--load: needs --load-key-file, a file with a caller's key on each line")
@@ -284,9 +297,9 @@ def _say(args: argparse.Namespace, line: str) -> None:
 
 def _list(args: argparse.Namespace) -> int:
     query = "" if args.id is None else f"?id={args.id}"
-    found = [(admin.url, admin.get(PATH + query)) for admin in admins_of(args)]
+    found = look(args, PATH + query)
     if args.json:
-        print(json.dumps([{"url": url, **told} for url, told in found]))
+        print_answers(found)
         return 0
     for url, told in found:
         print(url)

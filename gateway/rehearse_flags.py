@@ -9,10 +9,11 @@ from gateway.admin_flags import add_admin_flags
 from gateway.command import UsageError
 from gateway.manifest_fields import RecordError
 from gateway.rehearsal_facts import limits_of
-from gateway.verify_cli import record_options
+from gateway.verify_cli import add_record_flags, record_options
 
-__all__ = ["add_rehearsal_flags", "order_of"]
+__all__ = ["ENGINES", "add_rehearsal_flags", "order_of"]
 
+ENGINES = 2
 MAX_TIME_SCALE = 100.0
 
 
@@ -32,17 +33,11 @@ def order_of(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("--rate: must be above 0")
     if not 0 < args.time_scale <= MAX_TIME_SCALE:
         raise UsageError(f"--time-scale: must be above 0 and at most {MAX_TIME_SCALE:g}")
-    order: dict[str, Any] = {
+    order = {
         "route": args.route, "weight": args.weight, "hold_s": args.hold, "why": args.why,
         "drain_deadline_s": args.drain_deadline, "limits": _limits(args.limit),
     }  # fmt: skip
-    if args.manifest is None:
-        return order
-    try:
-        found = record_options(args.manifest, args.launch_record, args.accept_unverified)
-    except RecordError as error:
-        raise UsageError(f"--manifest {args.manifest}: {error}") from error
-    return {**order, **found}
+    return {**order, **record_options(args)}
 
 
 def _limits(given: Sequence[str]) -> dict[str, float]:
@@ -82,19 +77,10 @@ def _add_order(verb: Any) -> None:
         metavar="SECONDS",
         help="then what still runs on the candidate is cut off (as configured)",
     )
-    verb.add_argument(
-        "--manifest",
-        metavar="FILE",
-        help="sealed rollback record: its abort thresholds are the limits; live, it must verify",
+    add_record_flags(
+        verb,
+        "sealed rollback record: its abort thresholds are the limits; live, it must verify",
     )
-    verb.add_argument(
-        "--launch-record", type=Path, action="append", default=[], metavar="FILE",
-        help="start-up log or deployment spec; may be repeated",
-    )  # fmt: skip
-    verb.add_argument(
-        "--accept-unverified", action="append", default=[], metavar="FIELD",
-        help="a field of the record that nothing verifies (audited; repeatable)",
-    )  # fmt: skip
     verb.add_argument(
         "--limit",
         action="append",
@@ -117,7 +103,7 @@ def _add_here(verb: Any) -> None:
         help="bundled requests a second of the engines' clock (5)",
     )
     verb.add_argument(
-        "--engines", type=int, default=2, metavar="N", help="simulated engines of each pool (2)"
+        "--engines", type=int, default=ENGINES, metavar="N", help="simulated ones of each pool (2)"
     )
     verb.add_argument(
         "--engine-args",

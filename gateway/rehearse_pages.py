@@ -1,24 +1,18 @@
 """Answers operators about rehearsals: begin one, look at it, stop it, keep its record."""
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.exceptions import HTTPException
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access import Access
-from gateway.manifest_fields import RecordError
-from gateway.moves import RouteError
+from gateway.admin_pages import Body, answered, as_object, shaped
 from gateway.rehearse import Rehearsals
-from gateway.state import StateError
 
 __all__ = ["rehearsal_routes"]
 
-Body = Callable[[Request], Awaitable[bytes]]
 _Number = Annotated[float, Field(strict=False)]
 
 
@@ -56,45 +50,15 @@ class _Pages:
         """All in brief, or with ``id`` one; POST an order, ``{"stop": id}`` or ``{"record"}``."""
         if request.method == "POST":
             who = self._access.operator(request)
-            return await _answer(self._post(who, _object(await self._body(request))))
+            return await answered(self._post(who, as_object(await self._body(request))))
         self._access.viewer(request)
         name = request.query_params.get("id")
         found = self._rehearsals.view() if name is None else self._rehearsals.one(name)
-        return await _answer(found)
+        return await answered(found)
 
     async def _post(self, who: str, asked: dict[str, Any]) -> dict[str, Any]:
         if "stop" in asked:
             return self._rehearsals.stop(who, str(asked["stop"]))
         if "record" in asked:
             return await self._rehearsals.keep(who, asked["record"])
-        return await self._rehearsals.begin(who, _order(asked).model_dump())
-
-
-async def _answer(told: Awaitable[dict[str, Any]]) -> Response:
-    try:
-        content = orjson.dumps(await told, option=orjson.OPT_APPEND_NEWLINE)
-    except (RecordError, RouteError) as error:
-        raise HTTPException(400, str(error)) from error
-    except StateError as error:
-        raise HTTPException(503, f"state: {error}") from error
-    return Response(content, media_type="application/json")
-
-
-def _order(asked: dict[str, Any]) -> RehearsalBody:
-    try:
-        return RehearsalBody.model_validate(asked)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise HTTPException(400, f"{where}: {reason}") from error
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise HTTPException(400, f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise HTTPException(400, "the body is no JSON object")
-    return found
+        return await self._rehearsals.begin(who, shaped(RehearsalBody, asked).model_dump())

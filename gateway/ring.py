@@ -281,9 +281,9 @@ class Ring:
         """
         for flow in self.flows:
             head, engine, hold = flow.head, flow.hold_engine, flow.hold
+            flow.surveyed = None
             if head is not None and head.avoids:
                 head.shunned = _shunned(flow, head)
-                flow.surveyed = None
             if head is None or engine is None or hold is None:
                 continue
             found = engine.obstacle(flow, head)

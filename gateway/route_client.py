@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.admin_client import AdminError, Operated, PartialError
+from gateway.admin_client import AdminError, Operated, put_back
 
 __all__ = ["Asked", "ask_all", "carry_out", "set_pool"]
 
@@ -56,7 +56,8 @@ def carry_out(asked: Sequence[Asked], body: Mapping[str, Any]) -> list[dict[str,
             _verify(one, answer)
     except AdminError as error:
         # The one that failed may have moved before it fell silent.
-        _put_back(asked[: len(told) + 1], error)
+        why = _why(error)
+        put_back(asked[: len(told) + 1], lambda one: _restore(one, why), error)
         raise
     return told
 
@@ -80,24 +81,20 @@ def set_pool(
     except AdminError as error:
         # The one that failed may have changed before it fell silent.
         tried = len(told) + (not error.answered)
-        before = [one["changed"][0]["before"]["engines"] for one in would]
-        _put_pools_back(list(zip(admins, before, strict=True))[:tried], body, error)
+        again = {**body, "why": _why(error)}
+        put_back(
+            list(zip(admins, would, strict=True))[:tried], lambda one: _reset(*one, again), error
+        )
         raise
     return told
 
 
-def _put_pools_back(
-    tried: Sequence[tuple[Operated, Sequence[str]]], body: Mapping[str, Any], cause: AdminError
-) -> None:
-    left = []
-    for admin, engines in tried:
-        try:
-            why = f"taken back, because of {cause}"[:1000]
-            admin.post(POOLS, {**body, "engines": list(engines), "why": why})
-        except AdminError as error:
-            left.append(str(error))
-    if left:
-        raise PartialError(f"{cause}; changed and not put back: {'; '.join(left)}") from cause
+def _reset(admin: Operated, would: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    admin.post(POOLS, {**body, "engines": would["changed"][0]["before"]["engines"]})
+
+
+def _why(cause: AdminError) -> str:
+    return f"taken back, because of {cause}"[:1000]
 
 
 def _verify(one: Asked, answer: Mapping[str, Any]) -> None:
@@ -107,23 +104,11 @@ def _verify(one: Asked, answer: Mapping[str, Any]) -> None:
         raise AdminError(one.admin.url, reason)
 
 
-def _put_back(touched: Sequence[Asked], cause: AdminError) -> None:
-    left = []
-    for one in touched:
-        try:
-            _restore(one, str(cause))
-        except AdminError as error:
-            left.append(str(error))
-    if left:
-        raise PartialError(f"{cause}; moved and not put back: {'; '.join(left)}") from cause
-
-
 def _restore(one: Asked, why: str) -> None:
     """Routes as at the revision before, then what drained or did not."""
     if one.admin.get(ROUTES)["revision"] == one.revision:
         return
     changed = one.would["changed"]
-    why = f"taken back, because of {why}"[:1000]
     for row in changed:
         if "stable" in row["before"]:
             back = {"action": "rollback", "route": row["route"], "to_revision": one.revision}

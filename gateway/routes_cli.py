@@ -6,14 +6,13 @@ about; where nobody can be asked it needs ``--yes``.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.admin_flags import add_admin_flags, admins_of
+from gateway.admin_flags import add_admin_flags, admins_of, look, print_answers
 from gateway.canary_cli import add_canary_flags, add_watch_verb, canary_options
-from gateway.command import UsageError, add_group, add_verb, table_lines
+from gateway.command import UsageError, add_group, add_verb, plain, print_table
 from gateway.rehearse_cli import add_rehearse_verbs
 from gateway.rehearse_local import Bundle
 from gateway.route_client import Asked, ask_all, carry_out, set_pool
@@ -28,20 +27,20 @@ SHOWN_MOVES = 5
 
 
 def _show(args: argparse.Namespace) -> int:
-    seen = [(admin.url, admin.get("/admin/routes")) for admin in admins_of(args)]
+    seen = look(args, "/admin/routes")
     if args.json:
-        print(json.dumps([{"url": url, **routes} for url, routes in seen]))
+        print_answers(seen)
         return 0
     for url, routes in seen:
         print(f"{url}  revision {routes['revision']}  state {_state(routes)}")
-        _print_table([_route_row(row) for row in routes["routes"]])
-        _print_table(_engine_rows(routes["pools"]))
+        print_table([_route_row(row) for row in routes["routes"]])
+        print_table(_engine_rows(routes["pools"]))
         for row in routes["drains"]:
             print(f"  drain of {row['drain']}: {row['state']}, {row['remaining']} left")
         for row in routes["watches"]:
             print(f"  watch of {row['route']}: {row['state']} {row['verdict'] or ''}".rstrip())
         for row in routes["history"][:SHOWN_MOVES]:
-            why = f": {row['why']}" if row["why"] else ""
+            why = f": {plain(row['why'])}" if row["why"] else ""
             print(
                 f"  revision {row['revision']}  {row['at']}  {row['action']} by {row['who']}{why}"
             )
@@ -82,10 +81,9 @@ def _engine_rows(pools: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _audit(args: argparse.Namespace) -> int:
-    path = f"/admin/audit?limit={args.limit}"
-    seen = [(admin.url, admin.get(path)) for admin in admins_of(args)]
+    seen = look(args, f"/admin/audit?limit={args.limit}")
     if args.json:
-        print(json.dumps([{"url": url, **audit} for url, audit in seen]))
+        print_answers(seen)
     for url, audit in [] if args.json else seen:
         print(f"{url}  chain {audit['chain']}")
         for entry in audit["entries"]:
@@ -97,7 +95,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
     what = f"{entry['action']} {entry['route'] or ''}".rstrip()
     if entry["to_revision"] is not None:
         what += f"  revision {entry['from_revision'] or 0} -> {entry['to_revision']}"
-    return f"{what}: {entry['why']}" if entry["why"] else what
+    return plain(f"{what}: {entry['why']}" if entry["why"] else what)
 
 
 # -- moving --------------------------------------------------------------------------------
@@ -171,7 +169,7 @@ def _tell(
     args: argparse.Namespace, told: Sequence[tuple[Asked, Mapping[str, Any]]], verb: str
 ) -> int:
     if args.json:
-        print(json.dumps([{"url": one.admin.url, **answer} for one, answer in told]))
+        print_answers((one.admin.url, answer) for one, answer in told)
         return 0
     for one, answer in told:
         print("\n".join(_lines(one, answer, verb)))
@@ -206,13 +204,13 @@ def _side(side: Mapping[str, Any]) -> str:
 
 
 def _pools_show(args: argparse.Namespace) -> int:
-    seen = [(admin.url, admin.get("/admin/pools")) for admin in admins_of(args)]
+    seen = look(args, "/admin/pools")
     if args.json:
-        print(json.dumps([{"url": url, **pools} for url, pools in seen]))
+        print_answers(seen)
         return 0
     for url, pools in seen:
         print(url)
-        _print_table(_engine_rows(pools["pools"]))
+        print_table(_engine_rows(pools["pools"]))
     return 0
 
 
@@ -221,16 +219,11 @@ def _pools_set(args: argparse.Namespace) -> int:
     body = {"pool": args.pool, "engines": args.engine, "why": args.why}
     told = list(zip(admins, set_pool(admins, body, check=args.check), strict=True))
     if args.json:
-        print(json.dumps([{"url": admin.url, **answer} for admin, answer in told]))
+        print_answers((admin.url, answer) for admin, answer in told)
         return 0
     for admin, answer in told:
         print(f"{admin.url}  {_change(answer['changed'][0])}")
     return 0
-
-
-def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    for line in table_lines(rows):
-        print(line)
 
 
 # -- the parser ----------------------------------------------------------------------------

@@ -114,6 +114,10 @@ class RouteTable:
             )
         return serving(found, self.draining)
 
+    def uses(self, pool: str) -> bool:
+        """Whether any route leads to ``pool``, as its stable one or as its candidate."""
+        return any(pool in {r.stable_pool, r.candidate_pool} for r in self.routes.values())
+
     def arm(self, route: Route, principal_id: str) -> Arm:
         """The side of ``route`` on which the principal's requests go, stable for one salt."""
         if route.candidate_pool is None or route.candidate_weight <= 0.0:

@@ -35,6 +35,7 @@ from gateway.panel import Panel
 from gateway.rehearse import Rehearsals
 from gateway.review import warnings_of
 from gateway.routing import RouteTable
+from gateway.state import StateError
 from gateway.steering import Steering
 from gateway.tls import Certificates, certificates
 from gateway.trail import Trail, begin, state_warnings
@@ -70,6 +71,8 @@ async def _serve(settings: Settings, journal: Journal) -> int:
     trail, table = begin(settings, _utc)
     try:
         return await _serve_routes(settings, journal, shown, trail, table)
+    except StateError as error:
+        raise ConfigError(settings.path, "state.directory", str(error)) from error
     finally:
         trail.state.close()
 
@@ -113,6 +116,7 @@ async def _serve_routes(
             while (number := await signals.get()) == signal.SIGHUP:
                 with contextlib.suppress(ConfigError):  # it stands in the log
                     await control.reload("SIGHUP")
+        gateway.draining = True  # unready while a rehearsal goes back, too
         await rehearsals.close()
         cut = await _drain(gateway, signals, journal)
     await drains.close()

@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ _WORDS = {
     "SQLITE_FULL": "the disk is full",
     "SQLITE_CORRUPT": "the file is damaged",
     "SQLITE_NOTADB": "the file is damaged: it is no SQLite database",
+    "SQLITE_READONLY_DBMOVED": "the file was moved, removed or replaced: put it back, or restart",
     "SQLITE_READONLY": "is read-only",
     "SQLITE_CANTOPEN": "can't be opened or created",
 }
@@ -143,16 +144,16 @@ class State:
         return self._read(Revision, rows[0][0]) if rows else None
 
     def audit(self, limit: int) -> list[AuditEntry]:
-        """The last entries, newest first."""
+        """The last entries, newest first; ``broken_at`` names one that can't be read."""
         rows = self._rows("SELECT body FROM audit ORDER BY n DESC LIMIT ?", limit)
-        return [self._read(AuditEntry, body) for (body,) in rows]
+        return [entry for (body,) in rows if (entry := _entry(body)) is not None]
 
     def broken_at(self) -> int | None:
         """The first entry of the audit trail that was tampered with."""
         with self._guard, self._named():
             rows = self.connection.execute("SELECT body FROM audit ORDER BY n").fetchall()
             head = self._head()
-        return broken_at((self._read(AuditEntry, body) for (body,) in rows), head)
+        return broken_at(_readable(rows), head)
 
     # -- records of other parts ------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class State:
     def get_all(self, kind: str) -> dict[str, dict[str, Any]]:
         """All records of a kind by id, in order of their ids."""
         rows = self._rows("SELECT id, body FROM records WHERE kind = ? ORDER BY id", kind)
-        return {key: orjson.loads(body) for key, body in rows}
+        return {key: self._read(dict, body) for key, body in rows}
 
     # -- the file --------------------------------------------------------------------------
 
@@ -239,7 +240,10 @@ class State:
     def _head(self) -> tuple[int, str]:
         """Number and digest of the last entry of the audit trail."""
         row = self.connection.execute("SELECT value FROM meta WHERE key = 'head'").fetchone()
-        number, digest = orjson.loads(row[0])
+        try:
+            number, digest = orjson.loads(row[0])
+        except (TypeError, ValueError) as error:
+            raise StateError(f"{self._path}: the file is damaged: it has no head") from error
         return number, digest
 
     def _read(self, shape: type[_Row], body: str) -> _Row:
@@ -301,6 +305,22 @@ def _write(execute: Callable[..., Any], record: Record) -> None:
     execute("DELETE FROM records WHERE kind = ? AND id = ?", (kind, key))
     if body is not None:
         execute("INSERT INTO records VALUES (?, ?, ?)", (kind, key, _text(body)))
+
+
+def _entry(body: str) -> AuditEntry | None:
+    try:
+        return AuditEntry(**orjson.loads(body))
+    except (ValueError, TypeError):
+        return None
+
+
+def _readable(rows: Iterable[tuple[str]]) -> Iterator[AuditEntry]:
+    """The entries up to the first that can't be read."""
+    for (body,) in rows:
+        entry = _entry(body)
+        if entry is None:
+            return
+        yield entry
 
 
 def _text(value: Mapping[str, Any]) -> str:

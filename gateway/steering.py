@@ -17,14 +17,14 @@ from gateway.control import Control
 from gateway.domain import MisuseError
 from gateway.lease import EngineView
 from gateway.moves import RouteError
-from gateway.orders import ACTIONS, Move, note_of, ordered
+from gateway.orders import Move, PoolMove, note_of, ordered
 from gateway.route_record import changes, route_view, table_digest
-from gateway.routing import Route, RouteTable
+from gateway.routing import Route, RouteTable, serving
 from gateway.state import Record
 from gateway.table_rules import table_faults
 from gateway.trail import Draft
 
-__all__ = ["ACTIONS", "Extra", "Follower", "Move", "StaleTableError", "Steering"]
+__all__ = ["Extra", "Follower", "Move", "StaleTableError", "Steering"]
 
 _ONWARD = frozenset({"flip", "canary", "promote"})
 
@@ -162,16 +162,8 @@ class Steering:
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def change_pool(
-        self, who: str, pool: str, engines: Sequence[str], **asked: Any
-    ) -> dict[str, Any]:
-        """Give a pool other engines, until its keys change or the gateway restarts.
-
-        Args:
-            who: the operator.
-            pool: its name.
-            engines: their addresses, all of them.
-            **asked: ``revision`` of the routes it is based on, ``why``, ``check``.
+    async def change_pool(self, who: str, move: PoolMove) -> dict[str, Any]:
+        """Give a pool other engines, until its keys change or the gateway restarts; or only check.
 
         Raises:
             RouteError: they can't be; nothing was changed.
@@ -180,26 +172,30 @@ class Steering:
         """
         async with self.control.changing:
             fleet, revision = self._gateway.parts.fleet, self._table.revision
-            if asked.get("revision") not in {None, revision}:
+            if move.revision not in {None, revision}:
                 raise StaleTableError(self._told())
-            try:
-                fleet.check_pool(pool, engines)
-            except ValueError as error:
-                raise RouteError(str(error)) from error
-            pools = {**fleet.pools, pool: engines}
-            for reason in _shared(self._table.routes.values(), pools):
-                raise RouteError(reason)
+            self._check_pool(move)
             change = {
-                "pool": pool,
-                "before": {"engines": list(fleet.pools[pool])},
-                "after": {"engines": list(engines)},
+                "pool": move.pool,
+                "before": {"engines": list(fleet.pools[move.pool])},
+                "after": {"engines": list(move.engines)},
             }
-            if not asked.get("check"):
+            if not move.check:
                 detail = {"changed": [change]}
-                why = asked.get("why") or ""
-                await self.control.trail.note(who, "pool", pool, why, detail)
-                await fleet.change_pool(pool, engines)
-            return {"revision": revision, "changed": [change], "checked": bool(asked.get("check"))}
+                await self.control.trail.note(who, "pool", move.pool, move.why, detail)
+                await fleet.change_pool(move.pool, move.engines)
+            return {"revision": revision, "changed": [change], "checked": move.check}
+
+    def _check_pool(self, move: PoolMove) -> None:
+        fleet = self._gateway.parts.fleet
+        try:
+            fleet.check_pool(move.pool, move.engines)
+        except ValueError as error:
+            raise RouteError(str(error)) from error
+        for reason in _shared(
+            self._table.routes.values(), {**fleet.pools, move.pool: move.engines}
+        ):
+            raise RouteError(reason)
 
     async def audit(self, limit: int) -> dict[str, Any]:
         """The last entries of the audit trail, newest first; raises ``StateError``."""
@@ -207,7 +203,7 @@ class Steering:
 
     async def _change(self, who: str, move: Move) -> dict[str, Any]:
         while True:
-            setup = self._gateway.setup
+            setup, pools = self._gateway.setup, dict(self._gateway.parts.fleet.pools)
             planned = await self._plan(who, move, setup.table)
             if move.check:
                 revision = setup.table.revision
@@ -219,7 +215,7 @@ class Steering:
                 }
             async with self.control.changing:
                 # What was looked at may have changed meanwhile: then all is looked at again.
-                if self._gateway.setup is setup:
+                if self._gateway.setup is setup and self._gateway.parts.fleet.pools == pools:
                     return await self._carry_out(who, move, planned)
 
     async def _plan(self, who: str, move: Move, before: RouteTable) -> _Planned:
@@ -232,7 +228,7 @@ class Steering:
         if unfit and move.action in _ONWARD and not move.force:
             raise RouteError(f"{unfit[0]} (force goes there all the same)")
         extras = [await f.prepare(who, move, before, after) for f in self.followers]
-        warnings = [*unfit, *self._aliases(before, after)]
+        warnings = [*unfit, *self._aliases(before, after), *_out_of_use(before, after)]
         told = {"changed": changes(before, after), "warnings": warnings}
         note = note_of(who, move, (before, after), _detail(move, told, extras))
         records = tuple(record for extra in extras for record in extra.records)
@@ -350,6 +346,16 @@ def _detail(move: Move, told: Mapping[str, Any], extras: Iterable[Extra]) -> dic
 def _fresh_canaries(before: RouteTable, after: RouteTable) -> list[Route]:
     known = set(before.routes.values())
     return [r for r in after.routes.values() if r.candidate_pool is not None and r not in known]
+
+
+def _out_of_use(before: RouteTable, after: RouteTable) -> Iterator[str]:
+    """What a drain means for routes that lose their stable pool by it, or everything."""
+    for route in after.routes.values():
+        then, now = (serving(route, table.draining) for table in (before, after))
+        if now.draining and not then.draining:
+            yield f"{route.name}: its requests are refused as draining"
+        elif route.stable_pool != now.stable_pool != then.stable_pool:
+            yield f"{route.name}: all of its callers go to its candidate, which is not watched then"
 
 
 def _shared(routes: Iterable[Route], pools: Mapping[str, Sequence[str]]) -> Iterator[str]:

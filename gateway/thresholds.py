@@ -18,8 +18,6 @@ from enum import StrEnum
 from typing import Any
 
 __all__ = [
-    "MAX_WINDOW_S",
-    "MIN_WINDOW_S",
     "Metric",
     "Threshold",
     "ThresholdError",
@@ -93,18 +91,16 @@ class Threshold:
         return 1.0 - self.limit
 
 
-def defaults(
-    ttft_limit_s: float, window_s: float = WINDOW_S, min_count: int = MIN_COUNT
-) -> tuple[Threshold, ...]:
+def defaults(ttft_limit_s: float) -> tuple[Threshold, ...]:
     """What a canary is watched for unless something else is asked, for a class of this contract.
 
     All of them ask for both: too much, and clearly more than on the stable arm.
     """
     return (
-        Threshold(Metric.ERROR_RATE, 0.02, 0.01, window_s, min_count),
-        Threshold(Metric.REFUSALS, 0.05, 0.03, window_s, min_count),
-        Threshold(Metric.TTFT_ATTAINMENT, 0.95, 0.03, window_s, min_count),
-        Threshold(Metric.STALL_ATTAINMENT, 0.95, 0.03, window_s, min_count),
+        Threshold(Metric.ERROR_RATE, 0.02, 0.01),
+        Threshold(Metric.REFUSALS, 0.05, 0.03),
+        Threshold(Metric.TTFT_ATTAINMENT, 0.95, 0.03),
+        Threshold(Metric.STALL_ATTAINMENT, 0.95, 0.03),
         Threshold(
             Metric.OLDEST_AGE,
             min(ttft_limit_s, MAX_WINDOW_S),

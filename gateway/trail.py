@@ -20,7 +20,7 @@ from gateway.routing import RouteTable
 from gateway.state import Record, Revision, State, StateError
 from gateway.table_rules import table_faults
 
-__all__ = ["CONFIGURATION", "Draft", "Trail", "begin", "in_memory", "state_warnings", "taken_back"]
+__all__ = ["Draft", "Trail", "begin", "in_memory", "state_warnings", "taken_back"]
 
 CONFIGURATION = "configuration"
 SHOWN = 20
@@ -77,7 +77,7 @@ class Trail:
 
     def commit_now(self, draft: Draft) -> AuditEntry:
         """As ``commit``; blocks."""
-        at, note, last = self._at(), draft.note, self.last
+        at, note, last = self.at(), draft.note, self.last
         digest = draft.configuration or (last.configuration if last else "")
         row = Revision(
             draft.table.revision, at, note.who, note.action, note.why, note.from_revision,
@@ -97,7 +97,7 @@ class Trail:
     ) -> AuditEntry:
         """Write an entry of the audit trail alone; raises ``StateError``."""
         written = Note(who, action, route, why=why, detail=detail or {})
-        return await asyncio.to_thread(self.state.commit, self._at(), written)
+        return await asyncio.to_thread(self.state.commit, self.at(), written)
 
     async def put(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
         """Keep a record; raises ``StateError``."""
@@ -177,7 +177,8 @@ class Trail:
         fresh = settings.route_table(self.state.salt)
         return fresh if self.last is None else _read(self.last, fresh, settings.path)
 
-    def _at(self) -> str:
+    def at(self) -> str:
+        """The time of day now, to the millisecond, as everything kept here has it."""
         return self._wall().isoformat(timespec="milliseconds")
 
 

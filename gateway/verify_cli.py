@@ -23,24 +23,59 @@ from gateway.manifest_fields import RecordError
 from gateway.manifest_files import read_launch, read_sealed, sealed_beside
 from gateway.schema import EngineTls
 
-__all__ = ["add_verify_verb", "find_record", "named_admins", "record_options"]
+__all__ = ["add_record_flags", "add_verify_verb", "find_record", "named_admins", "record_options"]
 
 EXIT = MappingProxyType({"verified": 0, "drifted": 3, "unverifiable": 4})
 
 
-def record_options(
-    manifest: str, launch_record: Sequence[Path] = (), accept_unverified: Sequence[str] = ()
-) -> dict[str, Any]:
-    """What a change of routes sends of the record it rests on: a file's content, or a digest.
+def add_record_flags(parser: Any, said: str) -> None:
+    """Declare ``--manifest``, which ``said`` explains, and the flags of what proves the record."""
+    parser.add_argument("--manifest", metavar="FILE", help=said)
+    _add_evidence(parser)
+
+
+def _add_evidence(parser: Any) -> None:
+    parser.add_argument(
+        "--launch-record",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a start-up log, 'kubectl get pod -o json' or the like; may be repeated",
+    )
+    parser.add_argument(
+        "--accept-unverified",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="a field of the record that nothing verifies (audited; may be repeated)",
+    )
+
+
+def record_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What a change of routes sends of the record it rests on; {} where no flag names one.
 
     Raises:
-        RecordError: a file can't be read.
+        UsageError: a file can't be read, or there is evidence and no record.
     """
+    if args.manifest is not None:
+        try:
+            return _options(args.manifest, args)
+        except RecordError as error:
+            raise UsageError(f"--manifest {args.manifest}: {error}") from error
+    for flag in ("launch_record", "accept_unverified"):
+        if getattr(args, flag):
+            raise UsageError(f"--{flag.replace('_', '-')}: is of --manifest")
+    return {}
+
+
+def _options(manifest: str, args: argparse.Namespace) -> dict[str, Any]:
+    """A record by its file's content, or by its digest; and the evidence."""
     is_file = Path(manifest).exists()
     return {
         "manifest": document(read_sealed(Path(manifest))) if is_file else manifest,
-        "accept_unverified": list(accept_unverified),
-        "launch_record": [asdict(read_launch(path)) for path in launch_record],
+        "accept_unverified": args.accept_unverified,
+        "launch_record": [asdict(read_launch(path)) for path in args.launch_record],
     }
 
 
@@ -106,8 +141,7 @@ def _check_verify(args: argparse.Namespace, admins: Sequence[Admin]) -> None:
 
 
 def _by_gateway(args: argparse.Namespace, admin: Admin) -> list[dict[str, Any]]:
-    options = record_options(args.record, args.launch_record, args.accept_unverified)
-    body = {**options, "pool": args.pool, "why": args.why}
+    body = {**_options(args.record, args), "pool": args.pool, "why": args.why}
     found: list[dict[str, Any]] = admin.post("/admin/manifests/verifications", body)["engines"]
     return found
 
@@ -163,21 +197,7 @@ def add_verify_verb(group: Any) -> None:
     verify.add_argument(
         "--pool", metavar="POOL", help="compare the gateway's side too; alone, it asks its engines"
     )
-    verify.add_argument(
-        "--launch-record",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a start-up log, 'kubectl get pod -o json' or the like; may be repeated",
-    )
-    verify.add_argument(
-        "--accept-unverified",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="pass it although nobody can tell; goes to the audit",
-    )
+    _add_evidence(verify)
     verify.add_argument("--api-key-file", type=Path, metavar="FILE", help="the engine's own key")
     verify.add_argument(
         "--engine-ca-file", type=Path, metavar="FILE", help="authority of the engine's certificate"

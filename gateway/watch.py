@@ -49,9 +49,11 @@ __all__ = [
     "Tally",
     "Verdict",
     "Watch",
+    "behind",
     "least_difference",
     "least_rate",
     "tally",
+    "total",
 ]
 
 # One-sided, 1 in 75,000 for one look: a watch looks again every second, for hours.
@@ -95,6 +97,11 @@ class Tally(NamedTuple):
     late: int = 0
     stalled: int = 0
     refused: int = 0
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """All of them together."""
+    return Tally(*map(sum, zip(*(Tally(), *tallies), strict=True)))
 
 
 class Now(NamedTuple):
@@ -160,6 +167,14 @@ def tally(finished: Finished, contract: Contract) -> Tally:
     return Tally()
 
 
+def behind(
+    arrived_s: float, first_s: float | None, last_s: float | None, now: float, contract: Contract
+) -> tuple[bool, bool]:
+    """Whether a request that runs is late, and whether it is stalled, by its events until now."""
+    late = first_s is None and now - arrived_s > contract.ttft_limit_s
+    return late, last_s is not None and now - last_s > contract.max_stall_s
+
+
 class Watch:
     """The last seconds of both arms. Memory is bounded by the windows, not by the traffic.
 
@@ -187,7 +202,7 @@ class Watch:
             return
         slices, index = self._arms[arm], int(now // self._slice_s)
         if slices and slices[-1][0] == index:
-            slices[-1] = (index, _sum((slices[-1][1], counted)))
+            slices[-1] = (index, total((slices[-1][1], counted)))
         else:
             slices.append((index, counted))
             self._forget(slices, now)
@@ -240,9 +255,9 @@ class Watch:
 
     def _in_window(self, arm: Arm, window_s: float, now: float) -> Tally:
         since = int((now - window_s) // self._slice_s)
-        ended = _sum(counted for index, counted in self._arms[arm] if index > since)
+        ended = total(counted for index, counted in self._arms[arm] if index > since)
         behind = self._now[arm]
-        return _sum(
+        return total(
             (
                 ended,
                 Tally(max(behind.late, behind.stalled), 0, behind.late, behind.stalled),
@@ -346,7 +361,3 @@ def _asked(threshold: Threshold, unit: str = "") -> str:
     if threshold.margin is not None:
         parts.append(f"worse than stable by more than {threshold.margin:g}{unit}")
     return " and ".join(parts)
-
-
-def _sum(tallies: Iterable[Tally]) -> Tally:
-    return Tally(*map(sum, zip(*(Tally(), *tallies), strict=True)))

@@ -6,7 +6,7 @@ check is a function of the record. Pure: no I/O, no clock.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,8 +145,3 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     engines: str = "two"
     deadline_s: float = 60.0
-
-    @property
-    def prompt_sizes(self) -> Sequence[int]:
-        """The prompt sizes it needs."""
-        return sorted({call.prompt_tokens for call in self.calls})

@@ -7,12 +7,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.rehearsal import unsealed
+from gateway.manifest import canonical
+from gateway.rehearsal import unsealed, with_client
 from loadgen.engine.launch import EngineProcess
 from tests.e2e.configs import ADMIN_TOKEN, Served, toml, write_config
 from tests.e2e.conftest import FAST, Engines
@@ -241,3 +243,52 @@ async def test_a_candidate_that_dies_fails_it_by_name_and_callers_are_back_at_on
     await as_it_was(gateway)
     row = (await rehearsals(gateway))[0]
     assert (row["state"], row["result"]) == ("done", "fail")
+
+
+async def test_a_reload_that_moves_the_route_meanwhile_has_the_last_word(
+    pair: list[EngineProcess], tmp_path: Path
+) -> None:
+    urls = [engine.url for engine in pair]
+    path, keys = configured(tmp_path, *urls)
+    with front(path, keys, urls) as gateway:
+        async with traffic(gateway), rehearsing(*live(gateway, "--hold", "1")) as command:
+            await command.until("canary: ")
+            text = path.read_text()
+            old, new = (f'"size" = "short"\n"pool" = "{name}"' for name in (STABLE, OTHER))
+            assert text.count(old) == 1
+            path.write_text(text.replace(old, new))
+            async with caller() as client:
+                headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+                url = f"{gateway.admin_url}/admin/reload"
+                assert (await client.post(url, json={}, headers=headers)).status_code == 200
+            code, said = await command.ends()
+        assert code == 1, said
+        assert "the configuration moved the route meanwhile (reload)" in said
+        assert (await route(gateway))["stable"] == OTHER
+
+
+async def test_a_record_that_says_more_than_the_one_kept_and_its_client_is_refused(
+    gateway: Front,
+) -> None:
+    async with traffic(gateway), rehearsing(*live(gateway, "--hold", "0.5")) as command:
+        await command.ends()
+    row = (await rehearsals(gateway))[0]
+    headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    url = f"{gateway.admin_url}/admin/rehearsals"
+    async with caller() as client:
+        kept = (await client.get(f"{url}?id={row['id']}", headers=headers)).json()["record"]
+        made = with_client(kept, {"ended": 5, "failed": 0})
+        forged = resealed({**made, "verdict": "pass", "why": [], "checks": []})
+        unknown = resealed({**made, "id": "nobody", "parent": None})
+        for record in (forged, unknown):
+            answer = await client.post(url, json={"record": record}, headers=headers)
+            assert answer.status_code == 400, answer.text
+        answer = await client.post(url, json={"record": made}, headers=headers)
+        assert answer.status_code == 200, answer.text
+    assert (await rehearsals(gateway))[0]["digest"] == made["digest"]
+
+
+def resealed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the digest of its content as it is now."""
+    body = {key: value for key, value in record.items() if key != "digest"}
+    return {**body, "digest": sha256(canonical(body)).hexdigest()}

@@ -181,3 +181,11 @@ def test_over_tls_the_cookie_is_bound_to_the_host(access: Access) -> None:
 def test_a_request_of_no_browser_may_look_and_not_log_in() -> None:
     assert is_same_origin(request())
     assert not is_same_origin(request("POST"))
+
+
+@pytest.mark.parametrize("origin", ["http://[", "null", "http://", "https://x\udc80", HOST])
+def test_an_origin_that_is_none_is_another_one(origin: str) -> None:
+    made = Request({**request("POST").scope, "headers": [
+        (b"host", HOST.encode()), (b"origin", origin.encode("latin-1", "replace")),
+    ]})  # fmt: skip
+    assert not is_same_origin(made)

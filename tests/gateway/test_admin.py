@@ -179,7 +179,7 @@ async def test_a_check_says_what_it_would_change(held: Held) -> None:
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
-        (b"[]", "valid dictionary"),
+        (b"[]", "no JSON object"),
         (b"{}", "revision"),
         (b'{"revision": "1", "set": {}}', "revision"),
         (b'{"revision": 1, "set": {}}', "nothing to change"),

@@ -25,6 +25,13 @@ async def world(tmp_path: Path) -> AsyncIterator[tuple[Held, Steering]]:
 
 
 World = tuple[Held, Steering]
+SEALED = {
+    "kind": "rollback-record", "format": 1, "parent": None, "decision": None, "record": {},
+    "digest": "",
+}  # fmt: skip
+DEEP: Any = {}
+for _ in range(900):
+    DEEP = {"x": DEEP}
 
 
 async def ask(world: World, method: str, path: str, who: str = "ben", **more: Any) -> Any:
@@ -73,7 +80,7 @@ async def test_who_was_first_is_told_to_who_was_second(world: World) -> None:
         ({"action": "drain", "pool": "a", "deadline_s": -1}, "deadline_s: "),
         ({"action": "flip", "route": "m", "to": "b", "why": "x" * 1001}, "why: "),
         (b"{", "the body is not JSON"),
-        (b"[]", "the body: "),
+        (b"[]", "the body is no JSON object"),
     ],
 )
 async def test_what_can_not_be_done_is_a_400_that_names_it(
@@ -134,3 +141,24 @@ async def test_a_pool_is_changed_and_shown(world: World) -> None:
     bad = await ask(world, "POST", "/admin/pools", json={**body, "engines": ["nonsense"]})
     assert bad.status_code == 400
     assert "pool 'b': 'nonsense'" in bad.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", f"/admin/audit?limit={'9' * 5000}", None),
+        ("GET", "/admin/audit?limit=%D9%A1", None),
+        ("POST", "/admin/routes", {"action": "rollback", "to_revision": (1 << 64) - 1}),
+        ("POST", "/admin/manifests", {"manifest": {**SEALED, "parent": 5}}),
+        ("POST", "/admin/manifests", {"manifest": {**SEALED, "decision": ["sha256", "verdict"]}}),
+        ("POST", "/admin/manifests", {"manifest": {**SEALED, "record": DEEP}}),
+        ("POST", "/admin/manifests/verifications", {"found": [{"fields": 5}]}),
+        ("POST", "/admin/manifests/verifications", {"found": [{"fields": [5]}]}),
+        ("POST", "/admin/manifests/verifications", {"found": [5]}),
+    ],
+)
+async def test_what_is_out_of_all_bounds_is_refused_and_breaks_nothing(
+    world: World, method: str, path: str, body: Any
+) -> None:
+    told = await ask(world, method, path, json=body)
+    assert (told.status_code, list(told.json())) == (400, ["error"])

@@ -207,3 +207,71 @@ async def test_what_a_canary_needs_is_named_and_only_its_beginning_needs_it(
         await world.steering.change("ben", replace(bare, weight=0.8))
         assert world.row["weight"] == 80
         assert len(world.held.gateway.heard) == 1
+
+
+async def test_a_breach_takes_back_no_canary_that_another_move_began_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = f'{CONFIG}\n[pool.c]\nengines = ["http://127.0.0.1:8003"]\n'
+    async with watching(tmp_path, config) as world:
+        keep, moved = Canaries._keep, asyncio.Event()
+
+        async def slow_keep(self: Canaries, canary: Any) -> bool:
+            if canary.state == "breached" and not moved.is_set():
+                moved.set()
+                await world.steering.change("ben", replace(CANARY, to="c"))
+            return await keep(self, canary)
+
+        monkeypatch.setattr(Canaries, "_keep", slow_keep)
+        await world.steering.change("ben", CANARY)
+        await world.breach()
+        await moved.wait()
+        await asyncio.sleep(0.2)
+        assert (world.candidate(), world.row["candidate"], world.row["state"]) == (
+            "c", "c", "watching",
+        )  # fmt: skip
+
+
+async def test_a_watch_that_can_not_be_read_again_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watching(tmp_path) as world:
+        await world.steering.change("ben", CANARY)
+        trail, gateway = world.held.control.trail, world.held.gateway
+
+        async def damaged(kind: str) -> dict[str, dict[str, Any]]:
+            return {ROUTE: {}}
+
+        monkeypatch.setattr(trail, "get_all", damaged)
+        again = Canaries(gateway, trail, world.steering, world.drains, Desk(gateway, trail))
+        running = asyncio.ensure_future(again.run())
+        await eventually(lambda: again.rows()["watches"])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        (row,) = again.rows()["watches"]
+        assert (row["state"], row["candidate"], row["by"]) == ("watching", "b", "watch")
+        assert len(row["figures"]) == 5
+
+
+async def test_a_state_that_can_not_be_read_at_start_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watching(tmp_path) as world:
+        await world.steering.change("ben", CANARY)
+        trail, gateway = world.held.control.trail, world.held.gateway
+        get_all, tries = trail.get_all, 0
+
+        async def locked_at_first(kind: str) -> dict[str, dict[str, Any]]:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise StateError("state.sqlite: database is locked")
+            return await get_all(kind)
+
+        monkeypatch.setattr(trail, "get_all", locked_at_first)
+        again = Canaries(gateway, trail, world.steering, world.drains, Desk(gateway, trail))
+        running = asyncio.ensure_future(again.run())
+        await eventually(lambda: again.rows()["watches"])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert len(world.held.events("state_not_read")) == 2

@@ -45,6 +45,9 @@ def test_without_thresholds_the_record_or_the_gateway_says_what_is_watched() -> 
         (("--abort", "errors=1"), "--abort 'errors' is not watched"),
         (("--abort", "error_rate=0.1", "--window", "0"), "--abort error_rate: window_s must be"),
         (("--manifest", "x", "--without-record", "y"), "--without-record: there is a record"),
+        (("--window", "30"), "--window: is of --abort"),
+        (("--min-count", "5"), "--min-count: is of --abort"),
+        (("--accept-unverified", "owner"), "--accept-unverified: is of --manifest"),
     ],
 )
 def test_a_flag_that_can_not_be_used_is_named(flags: tuple[str, ...], reason: str) -> None:

@@ -18,6 +18,7 @@ from gateway.lifetime import Ending, Timeline
 from gateway.moves import RouteError
 from gateway.routing import ModelName, Route, RouteTable, serving
 from gateway.sent import by_name
+from gateway.state import StateError
 from gateway.status import readiness
 from gateway.steering import Move, Steering
 from gateway.verdicts import RouteView
@@ -275,3 +276,11 @@ async def test_a_deadline_that_can_not_be_is_refused_and_changes_nothing(
             await steering.change("ben", Move("drain", pool="a", deadline_s=deadline_s))
         assert drains.rows() == {"drains": []}
         assert not held.gateway.setup.table.draining
+
+
+async def test_a_drain_whose_record_is_damaged_is_named_at_start(tmp_path: Path) -> None:
+    async with steered(tmp_path) as (held, steering, _):
+        await steering.change("ben", Move("drain", pool="a"))
+        await held.control.trail.put("drain", "a", {})
+        with pytest.raises(StateError, match="drain a: the record is damaged: KeyError"):
+            await Drains(held.gateway, held.control.trail).resume()

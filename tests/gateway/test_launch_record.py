@@ -200,3 +200,9 @@ def test_a_description_may_say_when_the_process_started() -> None:
 def test_what_shows_no_arguments_is_no_launch_record(content: str) -> None:
     with pytest.raises(RecordError, match="shows no arguments"):
         launch_record(content.encode())
+
+
+def test_no_secret_of_a_launch_is_told() -> None:
+    spec = {"containers": [{"image": "vllm", "args": ["--api-key", "s3cret", "--seed", "1"]}]}
+    told = launch_record(json.dumps({"metadata": {}, "spec": spec}).encode()).told
+    assert told == {"args.seed": 1}

@@ -251,3 +251,14 @@ def test_the_abort_thresholds_are_those_that_a_canary_reads() -> None:
     }  # fmt: skip
     (errors,) = (rule for rule in rules if rule.metric == "error_rate")
     assert (errors.limit, errors.margin, errors.window_s, errors.min_count) == (0.02, 0.01, 60, 50)
+
+
+@pytest.mark.parametrize("name", ["x; touch /tmp/y", "a b", "$(id)", "api-key", "a\nb", ""])
+def test_no_argument_has_a_name_that_a_shell_or_a_terminal_would_act_on(name: str) -> None:
+    with pytest.raises(RecordError, match="is no argument's name"):
+        seal({**WHOLE, f"args.{name}": "1"})
+
+
+def test_a_field_that_is_written_in_two_ways_is_refused() -> None:
+    with pytest.raises(RecordError, match=r"image\.digest: stands there twice"):
+        flat({"image": {"digest": "one"}, "image.digest": "another"})

@@ -13,8 +13,8 @@ import pytest
 from gateway.admin_flags import TOKEN_VARIABLE
 from gateway.cli import main
 from gateway.manifest import Record, canonical, document, overlay, seal
-from gateway.manifest_fields import nested
-from gateway.manifest_files import read_sealed
+from gateway.manifest_fields import RecordError, nested
+from gateway.manifest_files import fields_of, read_sealed, sealed_beside
 from loadgen.engine.launch import EngineProcess
 from tests.gateway.controlled import TOKENS, WHOLE
 from tests.gateway.records import EXAMPLE, OTHER, args_of, record_of_started, start, write_words
@@ -485,3 +485,17 @@ def test_a_pool_whose_engine_cannot_be_asked_verifies_nothing(
         assert run("verify", made, "--pool", "a", "--admin-url", gateway.url) == 1
         assert audit(gateway) == []
     assert "the engine can't be asked: http://127.0.0.1:9/health" in capsys.readouterr().err
+
+
+def test_a_key_that_stands_twice_is_refused_and_named(tmp_path: Path) -> None:
+    source = tmp_path / "twice.json"
+    source.write_text('{"owner": "a", "args": {"seed": 0, "seed": 1}}')
+    with pytest.raises(RecordError, match=r"twice\.json: not JSON: 'seed' stands there twice"):
+        fields_of(source)
+    with pytest.raises(RecordError, match=r"twice\.json: not JSON: 'seed' stands there twice"):
+        read_sealed(source)
+
+
+def test_a_folder_among_the_records_is_passed_by(tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    assert sealed_beside(tmp_path, "0" * 64) is None

@@ -241,3 +241,10 @@ def test_failures_that_only_callers_saw_count_as_well(failures: int, verdict: st
     both = with_client(record, {"ended": 100, "failed": failures})
     assert (both["verdict"], both["parent"]) == (verdict, record["digest"])
     assert unsealed(both) == both
+
+
+@pytest.mark.parametrize("client", [{"failed": "x"}, {"ended": None}, {"failed": 0.5}])
+def test_what_a_client_saw_is_counts(client: dict[str, Any]) -> None:
+    record = sealed(TOLD, judge(WHOLE, LIMITS))
+    with pytest.raises(RecordError, match="must be counts"):
+        with_client(record, client)

@@ -7,6 +7,10 @@ from gateway.cli import main
 CASES = [
     (["demo/short", "--yes"], "--yes: is for a running gateway: add --live"),
     (["demo/short", "--admin-url", "http://x"], "--admin-url: is for a running gateway"),
+    (["demo/short", "--check"], "--check: is for a running gateway"),
+    (["demo/short", "--load-model", "m"], "--load-model: is for a running gateway"),
+    (["demo/short", "--live", "--candidate-args=--x"], "--candidate-args: is of simulated engines"),
+    (["demo/short", "--live", "--engines", "3"], "--engines: is of simulated engines"),
     (["demo/short", "--limit", "eror_rate=1"], "'eror_rate' is none; known are"),
     (["demo/short", "--limit", "error_rate"], "--limit error_rate: write NAME=NUMBER"),
     (["demo/short", "--limit", "error_rate=-1"], "limits.error_rate: must be a number from 0"),

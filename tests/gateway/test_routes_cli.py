@@ -11,7 +11,9 @@ import pytest
 from gateway.admin_client import Admin, AdminError, PartialError
 from gateway.admin_flags import TOKEN_VARIABLE
 from gateway.cli import main
+from gateway.command import table_lines
 from gateway.route_client import ask_all, carry_out, set_pool
+from gateway.routes_cli import _entry
 from gateway.steering import Steering
 from tests.gateway.controlled import TOKENS
 from tests.gateway.test_operate_cli import Running, running
@@ -329,7 +331,7 @@ def test_what_can_not_be_put_back_is_named(one: Running, two: Running) -> None:
     with pytest.raises(PartialError) as failed:
         carry_out([asked[0], second], body)
     assert str(failed.value).startswith(
-        f"{two.url}: timed out; moved and not put back: {one.url}: state: "
+        f"{two.url}: timed out; changed and not put back: {one.url}: state: "
     )
 
 
@@ -372,3 +374,9 @@ def test_every_verbs_help_ends_with_examples_that_name_it(capsys: Said, verb: st
         main([*verb.split(), "--help"])
     assert ended.value.code == 0
     assert f"sluicegate {verb}" in capsys.readouterr().out.partition("examples:")[2]
+
+
+def test_somebody_elses_words_do_not_steer_a_terminal() -> None:
+    entry = {"action": "flip", "route": "m/short", "to_revision": None, "why": "a\x1b[2J\nb\u202e"}
+    assert _entry(entry) == "flip m/short: a\\x1b[2J\\nb\\u202e"
+    assert table_lines([{"why": "a\x1b[2J"}]) == ["  why", "  a\\x1b[2J"]

@@ -263,6 +263,8 @@ def test_a_directory_that_can_not_be_made_is_named(tmp_path: Path) -> None:
         ("UPDATE audit SET body = replace(body, 'ben', 'eve') WHERE n = 2", 2),
         ("DELETE FROM audit WHERE n = 2", 2),
         ("DELETE FROM audit WHERE n = 3", 3),
+        ("UPDATE audit SET body = 'no JSON' WHERE n = 2", 2),
+        ("UPDATE audit SET body = '{}' WHERE n = 3", 3),
     ],
 )
 def test_an_audit_trail_that_was_tampered_with_says_where(
@@ -271,4 +273,45 @@ def test_an_audit_trail_that_was_tampered_with_says_where(
     change(written(tmp_path), statement)
     state = State(tmp_path)
     assert state.broken_at() == at
+    state.close()
+
+
+def test_entries_of_the_audit_trail_that_can_be_read_are_shown_beside_one_that_can_not(
+    tmp_path: Path,
+) -> None:
+    change(written(tmp_path), "UPDATE audit SET body = 'no JSON' WHERE n = 2")
+    state = State(tmp_path)
+    assert [entry.n for entry in state.audit(9)] == [3, 1]
+    state.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "act"),
+    [
+        ("DELETE FROM meta WHERE key = 'head'", State.broken_at),
+        ("UPDATE meta SET value = x'00' WHERE key = 'head'", lambda s: s.commit("now", NOTE)),
+        ("INSERT INTO records VALUES ('drain', 'a', '[]')", lambda s: s.get_all("drain")),
+        ("INSERT INTO records VALUES ('drain', 'a', 'x')", lambda s: s.get_all("drain")),
+    ],
+)
+def test_what_can_not_be_read_is_damage_and_names_the_file(
+    tmp_path: Path, statement: str, act: Callable[[State], object]
+) -> None:
+    path = written(tmp_path)
+    change(path, statement)
+    state = State(tmp_path)
+    with pytest.raises(StateError, match=f"{path}: the file is damaged"):
+        act(state)
+    state.close()
+
+
+def test_a_file_that_was_moved_away_takes_no_change_and_says_why(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    state = State(tmp_path)
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(StateError, match="was moved, removed or replaced"):
+        state.commit("now", NOTE, revision(4))
+    (tmp_path / "elsewhere").rename(path)
+    state.commit("now", NOTE, revision(4))
+    assert (len(state.audit(9)), state.broken_at()) == (4, None)
     state.close()

@@ -16,6 +16,7 @@ from gateway.control import Change, Control
 from gateway.domain import AdmissionMode, Arm, FlowKey, MisuseError
 from gateway.lifetime import Ending
 from gateway.moves import PoolFacts, RouteError, drain, flip
+from gateway.orders import PoolMove
 from gateway.routing import RouteTable
 from gateway.state import State, StateError
 from gateway.steering import Extra, Move, StaleTableError, Steering
@@ -269,13 +270,13 @@ async def test_a_canary_on_what_seems_to_be_the_same_engine_is_warned_of(
     assert (await steering.change("ben", Move("abort", "m/long")))["warnings"] == []
     await steering.change("ben", Move("canary", "m/long", to="c", weight=0.1))
     with pytest.raises(RouteError, match=f"m/long: pool 'c': {A} is an engine of pool 'a' too"):
-        await steering.change_pool("ben", "c", [A])
+        await steering.change_pool("ben", PoolMove("c", [A]))
 
 
 async def test_an_engine_given_to_a_pool_may_not_be_the_canarys_too(tmp_path: Path) -> None:
     config = CONFIG.replace(f'["{A}"]', f'["{A}"]\nmax_engines = 2')
     async with steered(tmp_path, config) as (_, steering):
-        await steering.change_pool("ben", "a", [A, B])
+        await steering.change_pool("ben", PoolMove("a", [A, B]))
         with pytest.raises(RouteError, match=f"m/long: pool 'b': {B} is an engine of pool 'a' too"):
             await steering.change("ben", Move("canary", "m/long", to="b", weight=0.1))
 
@@ -293,6 +294,38 @@ async def test_nobody_waits_for_somebody_elses_move_to_be_looked_at(world: World
     assert (await slow)["revision"] == 3
     assert pools(held) == {"m/short": ("b", None), "m/long": ("c", None)}
     assert watcher.revisions == [1, 1, 2]
+
+
+async def test_a_pool_that_changes_while_a_move_is_looked_at_is_looked_at_too(world: World) -> None:
+    held, steering = world
+    watcher = Slow()
+    steering.followers.append(watcher)
+    slow = asyncio.ensure_future(steering.change("eve", canary_to("b")))
+    await watcher.asked.wait()
+    watcher.patient = False
+    await steering.change_pool("ben", PoolMove("b", [A]))
+    watcher.go.set()
+    with pytest.raises(RouteError, match=f"{A} is an engine of pool 'a' too"):
+        await slow
+    assert pools(held)["m/short"] == ("a", None)
+
+
+def canary_to(pool: str) -> Move:
+    return Move("canary", "m/short", to=pool, weight=0.5)
+
+
+async def test_a_drain_says_whose_requests_it_refuses_and_who_goes_to_a_candidate(
+    world: World,
+) -> None:
+    _, steering = world
+    await steering.change("ben", canary_to("b"))
+    told = await steering.change("ben", Move("drain", pool="a", check=True))
+    assert told["warnings"] == [
+        "m/short: all of its callers go to its candidate, which is not watched then",
+        "m/long: its requests are refused as draining",
+    ]
+    told = await steering.change("ben", Move("drain", pool="b"))
+    assert told["warnings"] == []
 
 
 class Slow:
@@ -431,19 +464,19 @@ async def test_a_pool_is_given_other_engines_and_it_is_written_down(tmp_path: Pa
     config = CONFIG.replace(f'["{B}"]', f'["{B}"]\nmax_engines = 2')
     async with steered(tmp_path, config) as (held, steering):
         more = "http://127.0.0.1:8009"
-        checked = await steering.change_pool("ben", "b", [B, more], check=True)
+        checked = await steering.change_pool("ben", PoolMove("b", [B, more], check=True))
         assert held.gateway.parts.fleet.pools["b"] == (B,)
-        told = await steering.change_pool("ben", "b", [B, more], revision=1, why="load")
+        told = await steering.change_pool("ben", PoolMove("b", [B, more], revision=1, why="load"))
         assert told["changed"] == checked["changed"]
         assert held.gateway.parts.fleet.pools["b"] == (B, more)
         (entry,) = (await steering.audit(1))["entries"]
         assert (entry.who, entry.action, entry.route, entry.why) == ("ben", "pool", "b", "load")
         with pytest.raises(StaleTableError):
-            await steering.change_pool("ben", "b", [B], revision=7)
+            await steering.change_pool("ben", PoolMove("b", [B], revision=7))
         with pytest.raises(RouteError, match="may have 1 engines"):
-            await steering.change_pool("ben", "c", [B, more])
+            await steering.change_pool("ben", PoolMove("c", [B, more]))
         with pytest.raises(RouteError, match="no pool 'x'"):
-            await steering.change_pool("ben", "x", [B])
+            await steering.change_pool("ben", PoolMove("x", [B]))
 
 
 # -- the configuration ---------------------------------------------------------------------

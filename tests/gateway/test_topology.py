@@ -175,6 +175,17 @@ def test_a_request_wider_than_an_adapted_limit_waits_and_is_not_too_long() -> No
     assert gate.tell(gate.core.adapt("e0", replace(ONE, slots=8), 0.0)) == ["wide -> e0"]
 
 
+def test_a_head_too_large_for_adapted_limits_keeps_no_full_engine_from_others() -> None:
+    gate = Gate(engines={"e0": ONE})
+    gate.offer("a")
+    assert gate.ask("big", "long") == "waits"
+    assert gate.tell(gate.core.adapt("e0", replace(ONE, prefill_tokens=5000), 0.0)) == []
+    assert gate.ask("b") == "waits"
+    assert gate.done("a") == ["b -> e0"]
+    assert gate.tell(gate.core.adapt("e0", ONE, 0.0)) == []
+    assert gate.done("b") == ["big -> e0"]
+
+
 def test_who_can_not_fit_under_the_new_limits_is_refused_rather_than_left_to_hold() -> None:
     gate = Gate(engines={"e0": replace(ONE, slots=4)})
     gate.offer("a")
