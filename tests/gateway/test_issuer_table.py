@@ -5,7 +5,7 @@ import pytest
 
 from gateway.config import ConfigError, Settings, load
 from gateway.keysets import SECRET_BYTES
-from gateway.schema import JwtAlgorithm
+from gateway.schema_callers import JwtAlgorithm
 from gateway.tokens import Grants, Issuer, read_token, verify
 from tests.gateway.minimal import CONFIG, KEYS, write
 from tests.gateway.mint import ASYMMETRIC, AUDIENCE, ISSUER, NOW, SECRET, jwk, jwks, token

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -183,8 +184,9 @@ def test_a_directory_that_is_read_only_is_read_and_nothing_is_written(
         written(folder).chmod(0o444)
     folder.mkdir(exist_ok=True)
     folder.chmod(0o555)
-    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
-        parent.chmod(parent.stat().st_mode | 0o055)  # the reader may be another user
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.is_relative_to(tempfile.gettempdir()) and parent != Path(tempfile.gettempdir()):
+            parent.chmod(parent.stat().st_mode | 0o055)  # the reader may be another user
     before = set(folder.iterdir())
     try:
         done = subprocess.run(
