@@ -133,15 +133,17 @@ async def test_an_engine_killed_before_its_first_byte_is_unreachable(
 ) -> None:
     prey = troubled["prey"]
 
-    async def runs() -> bool:
-        return bool((await sim_state(prey.url))["running"] == 2)
+    async def run(number: int) -> bool:
+        return bool((await sim_state(prey.url))["running"] == number)
 
-    whole, stream = ids(300, model="prey"), ids(300, model="prey", stream=True)
     async with gateway.expect(upstream_unreachable=2):
-        asks = [asyncio.ensure_future(gateway.ask(body, PLAIN)) for body in (whole, stream)]
-        await eventually(runs)
+        # The stream comes second: when both run, its prompt has just begun.
+        whole = asyncio.ensure_future(gateway.ask(ids(300, model="prey"), PLAIN))
+        await eventually(lambda: run(1))
+        stream = asyncio.ensure_future(gateway.ask(ids(300, model="prey", stream=True), PLAIN))
+        await eventually(lambda: run(2))
         prey.process.send_signal(signal.SIGKILL)
-        for ask in asks:
+        for ask in (whole, stream):
             refused(await ask, "upstream_unreachable")
 
 
