@@ -20,7 +20,7 @@ from gateway.manifest import Record, canonical, overlay
 from gateway.manifest_fields import RecordError
 from loadgen.engine.launch import EngineProcess
 from tests.gateway.fake_engine import FakeEngine, listening
-from tests.gateway.records import OTHER, record_of_started, start, write_words
+from tests.gateway.records import OTHER, start
 from tests.gateway.test_launch_record import LOG
 
 # As a production engine shows it, and what only one in development mode adds.
@@ -53,27 +53,9 @@ async def answering(**answers: str) -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("engine")
-    write_words(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[EngineProcess]:
-    with start(folder) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def telling(folder: Path) -> Iterator[EngineProcess]:
     with start(folder, "--dev-mode") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def record(folder: Path) -> Record:
-    return record_of_started(folder)
 
 
 async def against(

@@ -17,7 +17,7 @@ from gateway.manifest_fields import RecordError, nested
 from gateway.manifest_files import fields_of, read_sealed, sealed_beside
 from loadgen.engine.launch import EngineProcess
 from tests.gateway.controlled import TOKENS, WHOLE
-from tests.gateway.records import EXAMPLE, OTHER, args_of, record_of_started, start, write_words
+from tests.gateway.records import EXAMPLE, OTHER, args_of
 from tests.gateway.records import WHOLE as FIELDS
 from tests.gateway.test_launch_record import POD
 from tests.gateway.test_operate_cli import Running, running
@@ -38,24 +38,6 @@ def failing(capsys: Said, *words: object) -> str:
     assert said.out == ""
     assert said.err.startswith("error: ")
     return said.err
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("engine")
-    write_words(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[EngineProcess]:
-    with start(folder) as running_engine:
-        yield running_engine
-
-
-@pytest.fixture(scope="module")
-def record(folder: Path) -> Record:
-    return record_of_started(folder)
 
 
 @pytest.fixture

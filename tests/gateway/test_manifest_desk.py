@@ -1,6 +1,6 @@
 """A canary rests on the record of its baseline: what the desk says of it decides."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,10 @@ from gateway.moves import RouteError
 from gateway.routing import Route
 from loadgen.engine.launch import EngineProcess
 from tests.gateway.controlled import WHOLE, controlled
-from tests.gateway.records import OTHER, args_of, record_of_started, start, write_words
+from tests.gateway.records import OTHER, args_of, record_of_started
 
 UNTOLD = ["image.digest", "model.revision", "model.tokenizer_revision", "deployment.revision"]
 ROUTE = Route("m", "short", "a")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("engine")
-    write_words(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[EngineProcess]:
-    with start(folder) as running:
-        yield running
 
 
 @pytest.fixture

@@ -72,6 +72,19 @@ def run(*arguments: str, at: Running | None = None) -> int:
     return main([*arguments, *where])
 
 
+def told_in_one_line(
+    one: Running, capsys: Said, arguments: list[str], code: int, word: str
+) -> None:
+    """The command fails with ``code`` and one line that has ``word``, and says nothing else."""
+    at = None if "--admin-url" in arguments else one
+    assert run(*arguments, at=at) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert word in said.err
+
+
 def now(gateway: Running) -> dict[str, Any]:
     entries = gateway.held.control.overlay.entries
     return {path: entry.value for path, entry in entries.items()}
@@ -179,13 +192,7 @@ def test_a_token_is_read_from_a_file_and_a_viewers_changes_nothing(
 def test_an_error_is_one_line_that_names_what_is_at_fault(
     one: Running, capsys: Said, arguments: list[str], code: int, word: str
 ) -> None:
-    at = None if "--admin-url" in arguments else one
-    assert run(*arguments, at=at) == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    assert word in said.err
+    told_in_one_line(one, capsys, arguments, code, word)
 
 
 def test_without_a_token_nothing_is_asked(
