@@ -14,6 +14,7 @@ from rich.console import Console
 
 from loadgen.corpus import Shape, freeze_corpus, load_corpus
 from loadgen.engine.textmodel import TextModel
+from loadgen.evidence import unpacked
 from loadgen.files import file_digest, read_json, write_bytes, write_json
 from loadgen.record import BenchError, canonical
 from loadgen.report_cli import add_report_verbs
@@ -106,9 +107,10 @@ def _decide(args: Args, console: Console) -> int:
 
 
 def _verify(args: Args, console: Console) -> int:
-    differences = verify_folder(args.folder)
+    with unpacked(args.folder) as folder:
+        differences, uncovered = verify_folder(folder), uncovered_starts(folder)
     say(console, *(differences or ["identical"]))
-    for name in uncovered_starts(args.folder):
+    for name in uncovered:
         said = "no digests were kept of its logs"
         say(console, f"not covered: starts/{name}: {said}")
     return 1 if differences else 0

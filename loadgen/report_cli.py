@@ -1,4 +1,4 @@
-"""The verbs that show and hand on results: report, timeline, compare, gate, bundle, export.
+"""The verbs that show and hand on results: report, timeline, compare, gate, bundle, pack, export.
 
 Exit status: 0 done or yes, 1 the answer is no (the gate stays shut, the results differ, a bundle
 is not whole), 2 bad input.
@@ -16,6 +16,7 @@ from rich.table import Table
 from loadgen.bundle import check_bundle, write_bundle
 from loadgen.compare_runs import compare_results
 from loadgen.decide import decide
+from loadgen.evidence import pack, unpack
 from loadgen.files import file_digest, read_json, write_bytes
 from loadgen.formats_out import FORMATS, export
 from loadgen.gate import VERDICTS, GateResult, junit, pass_gate
@@ -204,6 +205,18 @@ def _bundle(args: Args, console: Console) -> int:
     return 0
 
 
+def _pack(args: Args, console: Console) -> int:
+    size = pack(args.folder, args.out)
+    say(console, f"{args.out}: {size / 1e6:.1f} MB; sluicegate bench verify {args.out}")
+    return 0
+
+
+def _unpack(args: Args, console: Console) -> int:
+    unpack(args.folder, args.out)
+    say(console, str(args.out))
+    return 0
+
+
 def _export(args: Args, console: Console) -> int:
     paths = export(args.folder, args.format, args.out or args.folder / "exports" / args.format)
     if args.json:
@@ -282,6 +295,19 @@ def _add_bundle(verbs: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _add_pack(verbs: Any) -> None:
+    said = "pack a decided folder small enough to be kept beside the code; bench verify reads it"
+    example = "pack out/sweep --out deploy/evidence/my-sweep"
+    parser = add_verb(verbs, "pack", _pack, said, example)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a decided folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets the evidence")
+    said = "make a results folder of packed evidence again"
+    example = "unpack deploy/evidence/my-sweep --out out/my-sweep"
+    parser = add_verb(verbs, "unpack", _unpack, said, example)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="packed evidence")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="must not be there")
+
+
 def _add_export(verbs: Any) -> None:
     said = "write results for other tools: vLLM's result files, CSV, flat JSON"
     parser = add_verb(verbs, "export", _export, said, "export out/sweep --format csv")
@@ -293,5 +319,6 @@ def _add_export(verbs: Any) -> None:
 
 def add_report_verbs(verbs: Any) -> None:
     """Add these verbs to `bench`."""
-    for add in (_add_report, _add_timeline, _add_compare, _add_gate, _add_bundle, _add_export):
+    shown = (_add_report, _add_timeline, _add_compare, _add_gate)
+    for add in (*shown, _add_bundle, _add_pack, _add_export):
         add(verbs)

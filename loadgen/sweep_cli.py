@@ -16,6 +16,7 @@ from loadgen.demo import DEMO_INTERVALS, DEMO_TRACE, freeze_demo
 from loadgen.engine.cost import StepCost
 from loadgen.engine.flags import read_step_model
 from loadgen.engine.textmodel import TextModel
+from loadgen.evidence import unpacked
 from loadgen.expectation import TraceOf, drawn_trace
 from loadgen.files import read_json, write_json
 from loadgen.freeze import freeze_sweep, preview
@@ -104,13 +105,14 @@ def _cost(args: Args) -> StepCost:
 
 def _simulate(args: Args, console: Console) -> int:
     folder = args.plan.parent if args.plan.is_file() else args.plan
-    if args.compare is not None:
-        for line in compare_lines(args.out or folder / "sim", args.compare):
-            say(console, line)
-        return 0
     out, began_s = args.out or folder / "sim", time.monotonic()
+    if args.compare is not None:
+        with unpacked(args.compare) as measured:
+            say(console, *compare_lines(out, measured))
+        return 0
     policy_for = getattr(args, "policy_for", None)
-    runs = simulate_plan(folder, out, _cost(args), policy_for, time_scale=args.time_scale)
+    with unpacked(folder) as planned:
+        runs = simulate_plan(planned, out, _cost(args), policy_for, time_scale=args.time_scale)
     took_s = time.monotonic() - began_s
     say(console, f"{out}: {len(runs)} runs in virtual time, {took_s:.1f} s")
     return 0
