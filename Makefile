@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak bench image-test lint format types arch check lock clean
+.PHONY: help install demo test test-engine soak bench image-test lint format types arch check lock clean
 
 help:  ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,10 @@ demo: install  ## run the whole product on two simulated engines; ends with a ve
 
 test: install  ## run all tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+test-engine: install  ## run the tests on real vLLM, the CPU build, installed once outside the checkout
+	$(BIN)/python -m tests.engine.install
+	$(BIN)/python -m pytest tests/engine --timeout 600
 
 soak: install  ## ten minutes of overload, ten times what gets through, then half an hour of everything; prints figures
 	$(BIN)/python -m tests.soak overload --seconds 600 --factor 20

@@ -56,7 +56,7 @@ async def capture_baseline(
     config = await configuration(url)
     if config is not None:
         own: dict[str, Any] = {
-            "args": effective_of(config),
+            "args": effective_of(config, nulls=True),
             "captured_from": "the engine's own configuration (/server_info)",
             "complete": True,
             "configuration_sha256": digest(canonical(config)),

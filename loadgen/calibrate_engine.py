@@ -19,6 +19,7 @@ from loadgen.asker import Asker
 from loadgen.capture import Capture
 from loadgen.events import read_events
 from loadgen.probe import parse_metrics
+from loadgen.quantiles import quantile
 from loadgen.record import BenchError
 from loadgen.step_fit import Fit, Point, fit_steps, predicted_s, step_model
 from loadgen.stream import Pool, request_bytes
@@ -35,6 +36,9 @@ OUTPUT_TOKENS = 48
 DECODE_BATCHES = {256: (1, 16, 64), 8000: (1, 8, 24)}
 LARGEST_OF_KV = 0.8
 SETTLE_TOKENS = 4
+
+
+Batch = tuple[int, int, int]  # sequences, context tokens, output tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +65,39 @@ class EngineFacts:
 
 
 def prefill_sizes(facts: EngineFacts, budget_tokens: int) -> list[int]:
-    """Return prompt sizes that one step can take, each about half of the next."""
-    largest = min(budget_tokens, facts.max_model_len - 2)
+    """Return prompt sizes: what one step can take, each about half of the next, and two steps'.
+
+    What attention to earlier chunks costs shows only where there are some.
+    """
+    longest = facts.max_model_len - 2
+    largest = min(budget_tokens, longest)
     sizes = [largest >> k for k in range(6) if largest >> k >= 64]
-    return sorted({*sizes, largest * 3 // 4})
+    twice = [2 * budget_tokens] if 2 * budget_tokens < longest else []
+    return sorted({*sizes, largest * 3 // 4, *twice})
 
 
-def decode_grid(facts: EngineFacts, budget_tokens: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (sequences, context tokens, output tokens) of the batches that memory holds.
+def decode_grid(facts: EngineFacts, budget_tokens: int) -> Iterator[Batch]:
+    """Yield the batches that memory holds, at a small and a large context."""
+    for wanted, counts in DECODE_BATCHES.items():
+        for count in counts:
+            batch = _decode_batch(facts, budget_tokens, count, wanted)
+            if batch is not None:
+                yield batch
+
+
+def _decode_batch(
+    facts: EngineFacts, budget_tokens: int, count: int, wanted_tokens: int
+) -> Batch | None:
+    """Return a batch of about so large a context; None where memory does not hold it.
 
     The first sequence must still decode when the last one's prompt has been read, so outputs are
     longer by the steps that all prompts take.
     """
-    for wanted, batches in DECODE_BATCHES.items():
-        for count in batches:
-            reading = -(-count * wanted // max(1, budget_tokens - count)) + count
-            output = OUTPUT_TOKENS + (reading if count > 1 else 0)
-            context = min(wanted, facts.max_model_len - output - 1)
-            fits = count * (context + output) <= facts.kv_tokens * LARGEST_OF_KV
-            if context > 0 and (fits or count == 1):
-                yield count, context, output
+    reading = -(-count * wanted_tokens // max(1, budget_tokens - count)) + count
+    output = OUTPUT_TOKENS + (reading if count > 1 else 0)
+    context = min(wanted_tokens, facts.max_model_len - output - 1)
+    fits = count * (context + output) <= facts.kv_tokens * LARGEST_OF_KV
+    return (count, context, output) if context > 0 and (fits or count == 1) else None
 
 
 async def _facts(asker: Asker, wish: Wish) -> EngineFacts:
@@ -178,35 +195,42 @@ def _times_s(capture: Capture, scale: float) -> list[float]:
 
 
 async def _prefill(bench: _Bench, tokens: int) -> Point:
-    wish, repeats = bench.wish, bench.wish.repeats
+    """Measure a prompt alone; the median, as one that the machine disturbed is far off."""
+    wish = bench.wish
+    took_s = [await _alone_s(bench, tokens) for _ in range(wish.repeats)]
+    return _prefill_point(tokens, quantile(took_s, 0.5), wish.token_budget, wish.repeats)
+
+
+async def _alone_s(bench: _Bench, tokens: int) -> float:
+    """Send one prompt for one token; returns what its prefill took, in the engine's seconds."""
     before_s, before = await bench.prefill_metric()
-    alone = [(await bench.batch(1, tokens, 1))[0] for _ in range(repeats)]
+    capture = (await bench.batch(1, tokens, 1))[0]
     after_s, after = await bench.prefill_metric()
-    if bench.facts.prefill_metric and after - before == repeats:
-        seconds = (after_s - before_s) / repeats
-    else:
-        waits = (((c.reads[0][0] - (c.sent_ns or 0)) * 1e-9) for c in alone)
-        seconds = sum(waits) / repeats * wish.time_scale
-    return _prefill_point(tokens, seconds, wish.token_budget, repeats)
+    if bench.facts.prefill_metric and after - before == 1:
+        return after_s - before_s
+    return (capture.reads[0][0] - (capture.sent_ns or 0)) * 1e-9 * bench.wish.time_scale
 
 
 def _prefill_point(tokens: int, seconds: float, budget: int, repeats: int) -> Point:
     starts = range(0, tokens, budget)
     steps = len(starts)
-    return Point("prefill", seconds, steps, steps, tokens, 0.0, float(sum(starts)), repeats)
+    pairs = tokens * tokens / 2
+    return Point("prefill", seconds, steps, steps, tokens, 0.0, float(sum(starts)), pairs, repeats)
 
 
-async def _decode(bench: _Bench, count: int, context: int, output: int) -> Point:
+async def _decode(bench: _Bench, count: int, context: int, output: int) -> Point | None:
     captures = await bench.batch(count, context, output)
     streams = [_times_s(c, bench.wish.time_scale) for c in captures]
     return _decode_point(streams, context, output)
 
 
-def _decode_point(streams: Sequence[Sequence[float]], context: int, output: int) -> Point:
+def _decode_point(streams: Sequence[Sequence[float]], context: int, output: int) -> Point | None:
     """Return the mean step between the last stream's first tokens and the first one's end.
 
+    None where the streams did not run side by side long enough: more than the engine has seats.
+
     Raises:
-        BenchError: the streams did not run side by side long enough.
+        BenchError: tokens came together, so that none can be timed.
     """
     if min(map(len, streams)) <= SETTLE_TOKENS:
         raise BenchError("calibrate-engine: answers came in too few pieces to time their tokens")
@@ -217,11 +241,23 @@ def _decode_point(streams: Sequence[Sequence[float]], context: int, output: int)
     per_event = [output / len(times) for times in streams]
     steps = sum(n * k for n, k in zip(inside, per_event, strict=True)) / len(streams)
     if steps < OUTPUT_TOKENS / 8:
-        raise BenchError(f"calibrate-engine: {len(streams)} streams hardly ran side by side")
+        return None
     before = [sum(t <= begin_s for t in times) for times in streams]
     done = sum((b + i / 2) * k for b, i, k in zip(before, inside, per_event, strict=True))
     kv_tokens = len(streams) * context + done
-    return Point("decode", (end_s - begin_s) / steps, 1, 0, 0, len(streams), kv_tokens, 1)
+    return Point("decode", (end_s - begin_s) / steps, 1, 0, 0, len(streams), kv_tokens)
+
+
+async def _decoded(bench: _Bench, batch: Batch) -> list[Point]:
+    """Measure a batch, or one of half as many where the engine has fewer seats than that."""
+    count, context, output = batch
+    repeats = 3 if count == 1 else 1
+    tried = [await _decode(bench, count, context, output) for _ in range(repeats)]
+    made = [point for point in tried if point is not None]
+    smaller = _decode_batch(bench.facts, bench.wish.token_budget, count // 2, context)
+    if made or count < 4 or smaller is None:
+        return made
+    return await _decoded(bench, smaller)
 
 
 Watch = Callable[[str], None]
@@ -233,10 +269,12 @@ async def _points(bench: _Bench, watch: Watch) -> list[Point]:
     for tokens in prefill_sizes(bench.facts, bench.wish.token_budget):
         points.append(await _prefill(bench, tokens))
         watch(f"prefill of {tokens} tokens: {points[-1].seconds * 1e3:.2f} ms")
-    for count, context, output in decode_grid(bench.facts, bench.wish.token_budget):
-        made = [await _decode(bench, count, context, output) for _ in range(3 if count == 1 else 1)]
+    for batch in decode_grid(bench.facts, bench.wish.token_budget):
+        made = await _decoded(bench, batch)
         points += made
-        watch(f"decode of {count} at {context} tokens: {made[-1].seconds * 1e3:.2f} ms")
+        if made:
+            told = f"{made[-1].decode_sequences:g} at {batch[1]} tokens"
+            watch(f"decode of {told}: {made[-1].seconds * 1e3:.2f} ms")
     return points
 
 

@@ -60,6 +60,8 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])?")
 CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 GIVEN = re.compile(r"non-default args: \{(.*)\}")
 PAIR = re.compile(r"'(\w+)': ('[^']*'|\[[^\]]*\]|[^,{}]+)")
+# Something else than a word or a number, printed as Python prints it: it tells nothing comparable.
+OBJECT = re.compile(r"\s*<|\w+\(")
 KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 
 
@@ -78,12 +80,17 @@ class Confirmed:
     facts: Json = field(default_factory=dict)
 
 
-def effective_of(config: Json) -> dict[str, Any]:
-    """Return the flags' values in an engine's own configuration; what it lacks is absent."""
+def effective_of(config: Json, *, nulls: bool = False) -> dict[str, Any]:
+    """Return the flags' values in an engine's own configuration; what it lacks is absent.
+
+    So is what is null there, as an engine leaves null also what it finds out later. With `nulls`
+    those are kept, but for revisions: null pins none.
+    """
     found = {}
     for name, (section, key) in FIELDS.items():
         part = config.get(section)
-        if isinstance(part, Mapping) and part.get(key) is not None:
+        kept = nulls and not name.endswith("revision")
+        if isinstance(part, Mapping) and key in part and (kept or part[key] is not None):
             told = part[key]
             found[name] = told.removeprefix("torch.") if isinstance(told, str) else told
     if config.get("speculative_config") is not None:
@@ -108,7 +115,7 @@ def logged(text: str) -> dict[str, Any]:
     """Return the flags' values that an engine's start-up log shows."""
     found: dict[str, Any] = {}
     if given := GIVEN.search(text):
-        found = {name: _literal(value) for name, value in PAIR.findall(given[1])}
+        found = {n: _literal(v) for n, v in PAIR.findall(given[1]) if not OBJECT.match(v)}
     if chunked := CHUNKED.search(text):
         found["max_num_batched_tokens"] = int(chunked[1])
     if tokens := KV_TOKENS.search(text):

@@ -117,7 +117,8 @@ class Vllm:
                 *tethered([*plain, "--help=all"]),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, **own.environment},
+                # Its digest must not depend on the terminal's width.
+                env={**os.environ, **own.environment, "COLUMNS": "80"},
             )
             output, _ = await asyncio.wait_for(process.communicate(), HELP_S)
         except (OSError, TimeoutError) as error:

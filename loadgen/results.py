@@ -32,7 +32,28 @@ Json = dict[str, Any]
 TOPOLOGY_FILE = "topology-analysis.json"
 
 
+# What a folder gets, in this order, and the verb that makes it.
+_MADE_BY = {
+    "plan.json": "plan FILE --out {}",
+    "corpus.jsonl": "plan FILE --out {}",
+    "runs": "run {}",
+    "analysis.json": "analyse {}",
+    "decision.json": "decide {}",
+}
+
+
+def _require(folder: Path, last: str) -> None:
+    """Refuse a folder that is not made as far as ``last``, with the command that goes on."""
+    for name, verb in _MADE_BY.items():
+        if not (folder / name).exists():
+            command = f"sluicegate bench {verb.format(folder)}"
+            raise BenchError(f"{folder / name}: is not there yet; run: {command}")
+        if name == last:
+            return
+
+
 def _open(folder: Path) -> Folder:
+    _require(folder, "corpus.jsonl")
     plan, plan_sha256 = read_json(folder / "plan.json"), file_digest(folder / "plan.json")
     named("corpus.jsonl", file_digest(folder / "corpus.jsonl"), plan["corpus_sha256"])
     found = Folder(folder, plan, plan_sha256)
@@ -124,8 +145,7 @@ def decide_folder(folder: Path, topology: Path | None = None) -> Json:
         own, other = read_json(path), strict_json(data, str(topology / "analysis.json"))
         decide(own, file_digest(path), other, digest(data))  # refused before anything is kept
         write_bytes(folder / TOPOLOGY_FILE, data)
-    if not path.is_file():
-        raise BenchError(f"{folder}: not analysed yet; run: sluicegate bench analyse {folder}")
+    _require(folder, "analysis.json")
     decision = _decided(folder, read_json(path), file_digest(path))
     write_json(folder / "decision.json", decision)
     return read_json(folder / "decision.json")
@@ -163,7 +183,12 @@ def _compared(path: Path, data: bytes) -> list[str]:
 
 
 def verify_folder(folder: Path) -> list[str]:
-    """Return where recorded and recomputed analysis, decision or report differ; [] if nowhere."""
+    """Return where recorded and recomputed analysis, decision or report differ; [] if nowhere.
+
+    Raises:
+        BenchError: there is nothing to verify yet; the message has the command to run first.
+    """
+    _require(folder, "decision.json")
     try:
         data = canonical(analyse_folder(folder))
         made = strict_json(data, "analysis")
@@ -173,8 +198,10 @@ def verify_folder(folder: Path) -> list[str]:
             *_compared(folder / "decision.json", decision),
             *_report_differences(folder, made, strict_json(decision, "decision")),
         ]
-    except (BenchError, KeyError) as error:
+    except BenchError as error:
         return [str(error)]
+    except KeyError as error:
+        return [f"{folder}: the key {error} is missing from one of its files"]
 
 
 def _report_differences(folder: Path, analysis: Json, decision: Json) -> list[str]:

@@ -2,7 +2,8 @@
 
 Least squares of relative errors, so that a step of 5 ms and one of 500 ms count alike; a
 coefficient that would be negative is held at zero. Columns: the step itself, a prefill in it,
-prompt tokens, decoding sequences, tokens of context attended. Pure: no I/O, no clock.
+prompt tokens, decoding sequences, tokens of context attended, pairs of a prompt token and one
+before it. Pure: no I/O, no clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,16 @@ from loadgen.record import BenchError
 
 __all__ = ["NAMES", "Fit", "Point", "fit_steps", "predicted_s", "step_model"]
 
-NAMES = ("base_s", "per_prefill_s", "prefill_token_s", "decode_sequence_s", "kv_token_s")
+NAMES = (
+    *("base_s", "per_prefill_s", "prefill_token_s"),
+    *("decode_sequence_s", "kv_token_s", "prefill_pair_s"),
+)
+NEAR = 0.05  # largest relative error of a fit that needs nothing more
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What some steps did and how long they took; `repeats` is how many were averaged."""
+    """What some steps did and how long they took; `repeats` is how many stand behind it."""
 
     kind: str
     seconds: float
@@ -29,12 +34,13 @@ class Point:
     prefill_tokens: float = 0.0
     decode_sequences: float = 0.0
     kv_tokens: float = 0.0
+    prefill_pairs: float = 0.0
     repeats: int = 1
 
     @property
     def row(self) -> tuple[float, ...]:
         """The columns, in the order of NAMES."""
-        work = self.prefill_tokens, self.decode_sequences, self.kv_tokens
+        work = self.prefill_tokens, self.decode_sequences, self.kv_tokens, self.prefill_pairs
         return (self.steps, self.prefill_steps, *work)
 
 
@@ -49,6 +55,11 @@ class Fit:
     def median_error(self) -> float:
         """The median of the absolute relative errors."""
         return quantile([abs(e) for e in self.errors], 0.5)
+
+    @property
+    def squares(self) -> float:
+        """The sum of the squares of the relative errors."""
+        return sum(e * e for e in self.errors)
 
     @property
     def max_error(self) -> float:
@@ -93,13 +104,25 @@ def predicted_s(coefficients: Mapping[str, float], point: Point) -> float:
 def fit_steps(points: Sequence[Point]) -> Fit:
     """Return the coefficients that explain the points best, none of them negative.
 
+    Pairs go with the square of a prompt, so that what disturbs the largest prompts looks like them:
+    they have a cost only where some point is far off without, and the squares are halved with it.
+
     Raises:
         BenchError: the points are too few or too alike.
     """
     if any(p.seconds <= 0 for p in points):
         raise BenchError("step model: a measured step took no time")
+    plain = _fitted(points, range(len(NAMES) - 1))
+    if plain.max_error < NEAR:
+        return plain
+    paired = _fitted(points, range(len(NAMES)))
+    return paired if 2 * paired.squares < plain.squares else plain
+
+
+def _fitted(points: Sequence[Point], columns: Sequence[int]) -> Fit:
+    """Fit by some of the columns, those that nothing has left out."""
     table = [[x / p.seconds for x in p.row] for p in points]
-    used = [c for c in range(len(NAMES)) if any(row[c] for row in table)]
+    used = [c for c in columns if any(row[c] for row in table)]
     if len(points) < len(used):
         raise BenchError(f"step model: {len(points)} measurements for {len(used)} coefficients")
     found = _least_squares(table, used)

@@ -8,6 +8,8 @@ import hashlib
 import hmac
 from concurrent.futures import Executor
 
+import orjson
+
 from loadgen.engine.core import EngineCore
 from loadgen.engine.exchange import Exchange, Gone, Receive, Scope, Send
 from loadgen.engine.flags import EngineSettings
@@ -63,8 +65,7 @@ class Application:
         try:
             await self._dispatch(exchange)
         except ApiError as error:
-            body = error_body(error.status, error.message, error.kind, error.param)
-            await exchange.answer(error.status, body)
+            await exchange.answer(error.status, _refusal(error))
         except Gone:
             return
 
@@ -74,7 +75,7 @@ class Application:
             return
         route = self._route(exchange.path)
         if route is None:
-            await exchange.answer_json(404, {"detail": "Not Found"})
+            await self._lost(exchange)
             return
         methods, handler = route
         if exchange.method not in methods.split(", "):
@@ -82,6 +83,15 @@ class Application:
             await exchange.answer(405, b'{"detail":"Method Not Allowed"}', headers=allow)
             return
         await handler(exchange)
+
+    async def _lost(self, exchange: Exchange) -> None:
+        """Answer for a path that is none; one slash too many leads back."""
+        path = exchange.path.removesuffix("/")
+        if path == exchange.path or path not in self._routes:
+            await exchange.answer_json(404, {"detail": "Not Found"})
+            return
+        where = f"http://{exchange.headers.get('host', '')}{path}"
+        await exchange.answer(307, headers=[(b"location", where.encode("latin-1"))])
 
     def _route(self, path: str) -> tuple[str, Handler] | None:
         route = self._routes.get(path)
@@ -97,6 +107,12 @@ class Application:
         given = hashlib.sha256(key.encode()).digest()
         match = [hmac.compare_digest(given, known) for known in self._keys]
         return scheme.lower() == "bearer" and any(match)
+
+
+def _refusal(error: ApiError) -> bytes:
+    if error.kind:
+        return error_body(error.status, error.message, error.kind, error.param)
+    return orjson.dumps({"detail": error.message})
 
 
 def _service(settings: EngineSettings, text: TextModel, executor: Executor) -> Service:

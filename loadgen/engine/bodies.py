@@ -12,8 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
+from loadgen.engine.contradictions import (
+    check_chat,
+    check_completion,
+    check_sampling,
+    check_template,
+)
 from loadgen.engine.refusals import ApiError, bad_request, invalid, parse, refused, too_long
 
 __all__ = [
@@ -34,6 +40,7 @@ __all__ = [
 ]
 
 TokenId = Annotated[int, Field(ge=0)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Prompt = str | list[TokenId]
 
 
@@ -106,22 +113,12 @@ class _Template(BaseModel):
     continue_final_message: bool = False
     add_special_tokens: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_end_only(cls, data: Any) -> Any:
-        both = ("continue_final_message", "add_generation_prompt")
-        if isinstance(data, dict) and all(data.get(name) for name in both):
-            raise ValueError(
-                "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
-            )
-        return data
-
 
 class _Body(_Template):
     """Fields that chat and completions share, checked but never sampled from where unused."""
 
     messages: list[dict[str, Any]] | None = None
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] | None = None
+    prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
     tools: list[dict[str, Any]] | None = None
     model: str | None = None
     max_tokens: int | None = None
@@ -129,7 +126,7 @@ class _Body(_Template):
     min_tokens: int = 0
     n: int | None = 1
     seed: int | None = None
-    priority: int = 0
+    priority: Int64 = 0
     ignore_eos: bool = False
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
@@ -156,7 +153,9 @@ class _DetokenizeBody(BaseModel):
 
 
 def decode_json(raw: bytes) -> Any:
-    """Decode a body; raises ApiError naming the position of the fault."""
+    """Decode a body, None where there is none; raises ApiError naming the position of the fault."""
+    if not raw:
+        return None
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -172,12 +171,13 @@ def decode_json(raw: bytes) -> Any:
             "ctx": {"error": error.msg},
         }
     except UnicodeDecodeError as error:
-        raise ApiError(400, "There was an error parsing the body", "Bad Request") from error
+        raise ApiError(400, "There was an error parsing the body", "") from error
     raise invalid([fault])
 
 
 def read_chat(body: Any) -> Asked:
     """Read a chat completion body; raises ApiError."""
+    check_chat(body)
     parsed = parse(_Body, body, required="messages")
     _refuse_template(parsed)
     if parsed.max_completion_tokens is None:
@@ -189,7 +189,8 @@ def read_chat(body: Any) -> Asked:
 
 def read_completion(body: Any) -> Asked:
     """Read a plain completion body; raises ApiError. The limit is 16 tokens, as OpenAI's."""
-    parsed = parse(_Body, body, required="prompt")
+    check_completion(body)
+    parsed = parse(_Body, body)
     limit = 16 if parsed.max_tokens is None else parsed.max_tokens
     return _asked(parsed, limit, None, prompts_of(parsed.prompt))
 
@@ -197,6 +198,11 @@ def read_completion(body: Any) -> Asked:
 def read_tokenize(body: Any) -> TokenizeAsked:
     """Read a /tokenize body with ``messages`` or ``prompt``; raises ApiError."""
     chat = isinstance(body, dict) and "messages" in body
+    if isinstance(body, dict) and not chat and "prompt" not in body:
+        said = {"msg": "Field required", "input": body}
+        places = (("body", name) for name in ("prompt", "messages"))
+        raise invalid([{"type": "missing", "loc": place, **said} for place in places])
+    check_template(body)
     parsed = parse(_TokenizeBody, body, required="messages" if chat else "prompt")
     _refuse_template(parsed)
     special = parsed.add_special_tokens
@@ -275,10 +281,8 @@ def _refuse_template(parsed: _Template) -> None:
 
 
 def _asked(parsed: _Body, max_tokens: int | None, body: Any, prompts: tuple[Prompt, ...]) -> Asked:
+    check_sampling(parsed.temperature, parsed.top_p)
     options = parsed.stream_options or _StreamOptions()
-    if parsed.stream_options and not parsed.stream:
-        message = "Stream options can only be defined when `stream=True`."
-        raise ApiError(400, message, "Bad Request", "stream_options")
     n = 1 if parsed.n is None else parsed.n
     if n < 1:
         raise bad_request(f"n must be at least 1, got {n}.")
@@ -305,6 +309,8 @@ def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
         ApiError: A list of ids is empty.
     """
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    if prompt == []:
+        raise bad_request("You must pass at least one prompt")
     prompts = tuple(prompt) if many else (prompt,)
     if any(isinstance(each, list) and not each for each in prompts):
         raise bad_request("The decoder prompt cannot be empty")

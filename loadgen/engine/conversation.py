@@ -28,6 +28,10 @@ def conversation_of(messages: Iterable[object], *, developers: bool) -> list[dic
         TextError: A message holds what this engine can't read.
     """
     seen = [_message(message) for message in messages]
+    if not seen:
+        raise TextError(
+            "Cannot apply chat template to an empty conversation. Provide at least one message."
+        )
     if developers or not any(message["role"] == "developer" for message in seen):
         return seen
     for message in seen:

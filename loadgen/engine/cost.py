@@ -1,8 +1,9 @@
 """Says how long one engine iteration takes, from what it computes.
 
 The model is linear: t = base + per_prefill if anything is prefilled + prefill_token * prefill
-tokens + decode_sequence * decoding sequences + kv_token * tokens of context attended. Its
-coefficients come from measurements of a real engine; a file without a source is refused.
+tokens + decode_sequence * decoding sequences + kv_token * tokens of context attended + prefill_pair
+* pairs of a prompt token and one before it, which matters where attention is slow and prompts are
+long. Its coefficients come from measurements of a real engine; a file without a source is refused.
 Seconds of the engine's own clock.
 
 Pure: no I/O, no clock.
@@ -17,7 +18,7 @@ from loadgen.engine.scheduler import Step
 __all__ = ["StepCost", "step_cost_from"]
 
 REQUIRED = ("base_s", "prefill_token_s", "decode_sequence_s", "kv_token_s")
-OPTIONAL = ("per_prefill_s",)
+OPTIONAL = ("per_prefill_s", "prefill_pair_s")
 EVIDENCE = "fit"  # what `bench calibrate-engine` fitted them to; nothing is computed from it
 
 
@@ -30,6 +31,7 @@ class StepCost:
     decode_sequence_s: float
     kv_token_s: float
     per_prefill_s: float = 0.0
+    prefill_pair_s: float = 0.0
     source: str = ""
 
     def seconds(self, step: Step) -> float:
@@ -41,6 +43,7 @@ class StepCost:
             + self.prefill_token_s * step.prefill_tokens
             + self.decode_sequence_s * step.decode_sequences
             + self.kv_token_s * step.kv_tokens
+            + self.prefill_pair_s * step.prefill_pairs
             + (self.per_prefill_s if step.prefill_requests else 0.0)
         )
 
@@ -55,11 +58,11 @@ def step_cost_from(data: Mapping[str, object], name: str = "step model") -> Step
     if unknown:
         raise ValueError(f"{name}: unknown key {unknown[0]!r}; known are {_known()}")
     numbers = {key: _seconds(data, key, name) for key in REQUIRED}
-    per_prefill_s = _seconds(data, "per_prefill_s", name) if "per_prefill_s" in data else 0.0
+    numbers |= {key: _seconds(data, key, name) for key in OPTIONAL if key in data}
     source = data.get("source")
     if not isinstance(source, str) or not source.strip():
         raise ValueError(f"{name}: 'source' must say where the coefficients were measured")
-    return StepCost(**numbers, per_prefill_s=per_prefill_s, source=source)
+    return StepCost(**numbers, source=source)
 
 
 def _seconds(data: Mapping[str, object], key: str, name: str) -> float:

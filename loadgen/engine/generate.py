@@ -87,6 +87,8 @@ class Generator:
         longest = self._core.scheduler.config.max_model_len
         fits = longest - 1 if asked.sampling.max_tokens else longest
         ids = prompt if isinstance(prompt, list) else await self._encoded(asked, prompt)
+        if isinstance(prompt, list) and max(ids, default=0) >= self._text.vocabulary:
+            raise bad_request(f"Token id {max(ids)} is out of vocabulary")
         return asked.truncation.cut(ids, fits, "left")
 
     async def _encoded(self, asked: Asked, prompt: str | None) -> Sequence[int]:

@@ -1,7 +1,7 @@
 """Starts one simulated engine as its own process and stops it again.
 
-The engine must not share an event loop, nor an interpreter, with whatever measures it. Times are
-real seconds.
+The engine must not share an event loop, nor an interpreter, with whatever measures it. It ends when
+the process that started it does, however that ends (``tether``). Times are real seconds.
 """
 
 import os
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from loadgen.tether import tethered
 
 __all__ = ["EngineProcess", "LaunchError", "start_engine"]
 
@@ -76,7 +78,7 @@ def start_engine(
     command = [sys.executable, "-m", "loadgen.engine", *port, *args]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            tethered(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

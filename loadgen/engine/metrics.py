@@ -204,7 +204,9 @@ class EngineMetrics:
             "request_params_n", "Histogram of the n request parameter.", spread
         )
         made["request_num_preemptions"] = self._histogram(
-            "request_num_preemptions", "Histogram of the number of preemptions.", spread
+            "request_num_preemptions",
+            "Histogram of the number of preemptions.",
+            (1, 2, 3, 4, 5, 10, 20),
         )
         made["iteration_tokens_total"] = self._histogram(
             "iteration_tokens_total", "Histogram of number of tokens per engine_step.", STEP_TOKENS

@@ -79,6 +79,7 @@ class OpenAIStyle:
             text,
             finish_reason=speech.reason() if last else None,
             token_ids=[token_id] if asked.return_token_ids else None,
+            prompt_ids=speech.prompt_ids if asked.return_token_ids and at == 0 else None,
             usage=answer.usage() if asked.continuous_usage else None,
             stamp=last and not asked.include_usage,
         )

@@ -20,7 +20,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class ApiError(Exception):
-    """A refusal in vLLM's shape; ``kind`` is the error's ``type``."""
+    """A refusal in vLLM's shape; ``kind`` is the error's ``type``.
+
+    Without a kind it is the framework's below vLLM, which words it as ``detail`` alone.
+    """
 
     def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -36,8 +39,13 @@ def parse(kind: type[Model], body: Any, required: str | None = None) -> Model:
     Raises:
         ApiError: It does not fit, worded as vLLM words it.
     """
-    if required and isinstance(body, dict) and body.get(required) is None:
-        fault = {"type": "missing", "loc": ("body", required), "msg": "Field required"}
+    if body is None or (required and isinstance(body, dict) and body.get(required) is None):
+        place = ("body",) if body is None else ("body", required)
+        fault = {"type": "missing", "loc": place, "msg": "Field required"}
+        raise invalid([{**fault, "input": body}])
+    if not isinstance(body, dict):
+        said = "Input should be a valid dictionary or object to extract fields from"
+        fault = {"type": "model_attributes_type", "loc": ("body",), "msg": said}
         raise invalid([{**fault, "input": body}])
     try:
         return kind.model_validate(body)
@@ -92,9 +100,10 @@ def too_long(tokens: int, max_model_len: int) -> ApiError:
     )
 
 
-def refused(message: str, param: str, value: int) -> ApiError:
+def refused(message: str, param: str, value: float | None = None) -> ApiError:
     """A refusal that names the parameter and its value in the message, as vLLM's own errors do."""
-    return ApiError(400, f"{message} (parameter={param}, value={value})", "BadRequestError", param)
+    named = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
+    return ApiError(400, f"{message} ({named})", "BadRequestError", param)
 
 
 def bad_request(message: str) -> ApiError:

@@ -13,7 +13,8 @@ __all__ = ["Emission", "SequenceState", "Step", "Waiting", "summarise"]
 class Step:
     """What one iteration computes: (sequence, tokens) in order, and the sums its cost needs.
 
-    ``kv_tokens`` counts the already computed tokens of every scheduled sequence. ``hits`` names,
+    ``kv_tokens`` counts the already computed tokens of every scheduled sequence, ``prefill_pairs``
+    the pairs of a prompt token and a token before it that its attention reads. ``hits`` names,
     with prefix caching, each sequence admitted for the first time, and what was known of it.
     """
 
@@ -24,6 +25,7 @@ class Step:
     kv_tokens: int = 0
     preempted: tuple[int, ...] = ()
     hits: tuple[tuple[int, int], ...] = ()
+    prefill_pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def summarise(
     A sequence decodes when it has generated and lacks one token; a recomputed one is prefill.
     """
     scheduled: list[tuple[int, int]] = []
-    prefill_tokens = prefill_requests = kv_tokens = 0
+    prefill_tokens = prefill_requests = prefill_pairs = kv_tokens = 0
     for seq in batch:
         kv_tokens += seq.computed
         granted = seq.granted
@@ -130,6 +132,7 @@ def summarise(
         else:
             scheduled.append((seq.seq_id, granted))
             prefill_tokens += granted
+            prefill_pairs += granted * (2 * seq.computed + granted) // 2
             prefill_requests += 1
     return Step(
         scheduled=tuple(scheduled),
@@ -139,4 +142,5 @@ def summarise(
         kv_tokens=kv_tokens,
         preempted=tuple(preempted),
         hits=tuple(hits),
+        prefill_pairs=prefill_pairs,
     )

@@ -112,6 +112,11 @@ class TextModel:
         return _cut_at_mark(text) if continued else text
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids there are; the first is 0."""
+        return self._tokenizer.get_vocab_size()
+
+    @property
     def wants_system_first(self) -> bool:
         """Whether the template refuses a system message after others."""
         turn = [{"role": "system", "content": "t"}, {"role": "user", "content": "t"}]

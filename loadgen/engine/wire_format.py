@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 DONE = b"data: [DONE]\n\n"
+# Parts of a usage that vLLM writes as null where it leaves them out of a stream's last event.
+UNTOLD = {"prompt_tokens_details": None, "completion_tokens_details": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +100,18 @@ class StreamWriter:
         *,
         finish_reason: str | None = None,
         token_ids: Sequence[int] | None = None,
+        prompt_ids: Sequence[int] | None = None,
         usage: Usage | None = None,
         stamp: bool = False,
     ) -> bytes:
         """The event of a last token, or of one that carries its ids or the usage so far.
 
-        ``stamp`` adds the fingerprint: vLLM does so on a last chunk that no usage chunk follows.
+        ``prompt_ids`` are told by completions alone, with the first token. ``stamp`` adds the
+        fingerprint: vLLM does so on a last chunk that no usage chunk follows.
         """
-        tail = self._tail(finish_reason, token_ids) + b"]"
+        tail = self._tail(finish_reason, token_ids, prompt_ids) + b"]"
         if usage is not None:
-            tail += b',"usage":' + orjson.dumps(usage.as_dict())
+            tail += b',"usage":' + orjson.dumps(self._so_far(usage))
         if stamp:
             tail += b',"system_fingerprint":' + orjson.dumps(self._reply.fingerprint)
         return self._head + text_json + tail + b"}\n\n"
@@ -123,7 +127,7 @@ class StreamWriter:
         chunk = _envelope(self._reply, "chat.completion.chunk", [choice])
         chunk |= {"prompt_token_ids": prompt_ids, "prompt_text": None}
         if usage is not None:
-            chunk["usage"] = usage.as_dict()
+            chunk["usage"] = self._so_far(usage)
         return _event(chunk)
 
     def usage(self, usage: Usage) -> bytes:
@@ -134,7 +138,16 @@ class StreamWriter:
             chunk | {"usage": usage.as_dict(), "system_fingerprint": self._reply.fingerprint}
         )
 
-    def _tail(self, finish_reason: str | None, token_ids: Sequence[int] | None) -> bytes:
+    def _so_far(self, usage: Usage) -> dict[str, Any]:
+        details = {"completion_tokens_details": None} if self._reply.chat else {}
+        return {**usage.as_dict(), **details}
+
+    def _tail(
+        self,
+        finish_reason: str | None,
+        token_ids: Sequence[int] | None,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> bytes:
         reason = orjson.dumps(finish_reason)
         ids = orjson.dumps(token_ids)
         if self._reply.chat:
@@ -142,7 +155,7 @@ class StreamWriter:
             return b'},"logprobs":null,"finish_reason":%b,%b"token_ids":%b}' % (reason, stop, ids)
         return (
             b',"logprobs":null,"finish_reason":%b,"stop_reason":null,'
-            b'"prompt_token_ids":null,"token_ids":%b}' % (reason, ids)
+            b'"prompt_token_ids":%b,"token_ids":%b}' % (reason, orjson.dumps(prompt_ids), ids)
         )
 
 
@@ -154,12 +167,14 @@ def unary_body(reply: Reply, choices: Sequence[Choice], usage: Usage) -> bytes:
     body |= {
         "service_tier": None,
         "system_fingerprint": reply.fingerprint,
-        "usage": {"prompt_tokens_details": None} | usage.as_dict(),
+        "usage": {**UNTOLD, **usage.as_dict()},
         "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
     }
     if reply.chat:
         ids = choices[0].prompt_token_ids if choices else None
-        body |= {"prompt_logprobs": None, "prompt_token_ids": ids}
+        body |= {"prompt_logprobs": None, "prompt_token_ids": ids, "prompt_text": None}
     return orjson.dumps(body)
 
 
@@ -233,6 +248,7 @@ def _chat_choice(choice: Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop_reason": None,
         "token_ids": choice.token_ids,
+        "routed_experts": None,
     }
 
 
@@ -246,6 +262,7 @@ def _text_choice(choice: Choice) -> dict[str, Any]:
         "token_ids": choice.token_ids,
         "prompt_logprobs": None,
         "prompt_token_ids": choice.prompt_token_ids,
+        "routed_experts": None,
     }
 
 

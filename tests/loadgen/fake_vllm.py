@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -40,7 +41,7 @@ def page(path, words):
 
 def main(words):
     if "--help=all" in words:
-        print(HELP)
+        print(HELP, f"(on {shutil.get_terminal_size().columns} columns)")
         return 0
     if os.environ.get("FAKE_CRASH"):
         print("CUDA out of memory", flush=True)

@@ -21,6 +21,7 @@ async def test_a_running_engines_arguments_become_the_baseline_that_a_sweep_file
         await capture_baseline(url, out, None, "J. Doe")
     found = read_json(out)
     assert found["args"]["max_num_seqs"] == 16
+    assert found["args"]["max_num_queued_reqs"] is None
     assert (found["complete"], found["approved_by"]) == (True, "J. Doe")
     assert found["engine"]["model"] == "m"
     stand_in = TINY.index("[baseline.stand_in]")

@@ -19,8 +19,9 @@ TRUTH = {
 FACTS = EngineFacts(4096, 100_000, tuple(range(100)), "x", prefill_metric=True)
 
 
-def test_prompts_fit_one_step_and_the_model():
+def test_prompts_fit_one_step_or_two_and_the_model():
     assert prefill_sizes(FACTS, 2048) == [64, 128, 256, 512, 1024, 1536, 2048]
+    assert prefill_sizes(FACTS, 1024) == [64, 128, 256, 512, 768, 1024, 2048]
     assert max(prefill_sizes(FACTS, 8192)) == 4094
 
 
@@ -70,3 +71,16 @@ async def test_an_engine_that_serves_another_model_is_refused(tmp_path):
 async def test_an_engine_that_is_not_there_is_named():
     with pytest.raises(BenchError, match=r"http://127.0.0.1:9/metrics"):
         await calibrate_engine(Wish("http://127.0.0.1:9", "m"))
+
+
+@pytest.mark.slow
+async def test_an_engine_of_few_seats_is_measured_with_as_many_as_it_has(tmp_path):
+    model = tmp_path / "truth.json"
+    model.write_text(json.dumps(TRUTH))
+    seats = ["--max-num-seqs", "4", "--max-num-batched-tokens", "1024", "--time-scale", "10"]
+    args = [*seats, "--max-model-len", "1024", "--step-model", str(model)]
+    with start_engine(args, tmp_path / "engine.log") as engine:
+        wish = Wish(engine.url, "simulated", token_budget=1024, repeats=1, time_scale=10)
+        told = await calibrate_engine(wish)
+    many = {p["decode_sequences"] for p in told["fit"]["points"] if p["kind"] == "decode"}
+    assert many == {1, 3, 4}

@@ -86,7 +86,7 @@ def test_an_external_server_is_asked_for_the_simulators_model_unless_told_otherw
 
 def test_a_missing_folder_is_named_on_one_line(tmp_path, capsys):
     assert bench("analyse", tmp_path / "none")[0] == 2
-    assert "plan.json: cannot be read" in capsys.readouterr().err
+    assert "plan.json: is not there yet; run: sluicegate bench plan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

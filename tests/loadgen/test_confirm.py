@@ -12,7 +12,12 @@ CONFIG = {
         "kv_cache_memory_bytes": 67108864,
         "kv_cache_size_tokens": 65536,
     },
-    "scheduler_config": {"max_num_batched_tokens": 512, "max_num_seqs": 16, "policy": "fcfs"},
+    "scheduler_config": {
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": 16,
+        "policy": "fcfs",
+        "max_num_queued_reqs": None,
+    },
     "parallel_config": {"tensor_parallel_size": 1, "world_size": 1},
     "speculative_config": None,
 }
@@ -33,6 +38,12 @@ def test_an_engines_own_configuration_is_read_under_the_flags_names():
     assert told["dtype"] == "bfloat16"
     assert "revision" not in told
     assert "speculative_config" not in told
+    assert "max_num_queued_reqs" not in told
+
+
+def test_what_is_null_there_is_told_where_it_is_asked_for_but_for_revisions():
+    told = effective_of(CONFIG, nulls=True)
+    assert told == {**effective_of(CONFIG), "max_num_queued_reqs": None}
 
 
 def test_precision_parallelism_and_kv_tokens_are_facts_beside_the_arguments():
@@ -49,6 +60,18 @@ def test_the_record_of_a_start_tells_what_was_given_and_what_was_logged():
     assert told["enable_prefix_caching"] is False
     assert told["kv_tokens"] == 65536
     assert told["dtype"] == "bfloat16"
+
+
+def test_a_value_that_is_printed_as_an_object_contradicts_nothing():
+    backend = "<AttentionBackendEnum.FLASH_ATTN: 'vllm.v1.FlashAttentionBackend'>"
+    log = (
+        f"non-default args: {{'attention_backend': {backend}, 'load_format': 'dummy', "
+        "'compilation_config': CompilationConfig(mode=0), 'max_num_seqs': 16}"
+    )
+    assert logged(log) == {"load_format": "dummy", "max_num_seqs": 16}
+    planned = {"attention_backend": "FLASH_ATTN", "load_format": "dummy", "max_num_seqs": 16}
+    found = confirm(planned, ("max_num_seqs",), None, log)
+    assert (found.differences, found.unconfirmed) == ((), ("attention_backend",))
 
 
 def test_the_engine_itself_comes_first():

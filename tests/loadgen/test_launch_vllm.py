@@ -46,9 +46,13 @@ async def test_a_flag_that_this_vllm_does_not_have_is_refused_before_anything_st
         await launcher().prepare([need(max_warp_speed=9)])
 
 
-async def test_the_helps_digest_is_among_the_inputs():
-    used = await launcher().prepare([need()])
-    assert len(used["help_sha256"]) == 64
+async def test_the_helps_digest_is_among_the_inputs_whatever_the_terminals_width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = await launcher().prepare([need()])
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = await launcher().prepare([need()])
+    assert len(narrow["help_sha256"]) == 64
+    assert narrow == wide
 
 
 async def test_a_program_that_is_not_there_is_named():

@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 
+from gateway.cli import main
 from loadgen.files import read_json, write_json
 from loadgen.record import BenchError
 from loadgen.results import analyse_folder, verify_folder
@@ -50,6 +51,36 @@ def test_any_altered_file_is_found_and_named(copy, name, old, new, where):
     edit(copy / name, old, new)
     found = verify_folder(copy)
     assert any(where in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("missing", "verb"),
+    [
+        ("plan.json", "plan FILE --out"),
+        ("corpus.jsonl", "plan FILE --out"),
+        ("runs", "run"),
+        ("analysis.json", "analyse"),
+        ("decision.json", "decide"),
+    ],
+)
+def test_a_folder_that_is_half_made_is_refused_with_the_command_that_goes_on(copy, missing, verb):
+    (copy / missing).rename(copy / "away")
+    with pytest.raises(BenchError) as told:
+        verify_folder(copy)
+    assert str(told.value) == (
+        f"{copy / missing}: is not there yet; run: sluicegate bench {verb} {copy}"
+    )
+
+
+def test_a_folder_that_is_not_there_is_told_from_one_that_differs(tmp_path, capsys):
+    assert main(["bench", "verify", str(tmp_path / "none")]) == 2
+    assert f"{tmp_path}/none/plan.json: is not there yet; run: " in capsys.readouterr().err
+
+
+def test_a_file_that_was_cut_off_is_named(copy):
+    path = copy / "analysis.json"
+    path.write_bytes(path.read_bytes()[:100])
+    assert any("analysis.json" in line and "JSON" in line for line in verify_folder(copy))
 
 
 def test_a_cut_report_is_found_and_a_report_never_written_is_no_difference(copy):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,9 @@ BATCHES = ((1, 256), (16, 256), (64, 256), (1, 8000), (16, 8000))
 def measured(cost):
     """What an engine of this cost shows, by the cost model's own arithmetic."""
     prefill = [
-        Point("prefill", cost.seconds(Step(((1, p),), p, 1, 0, 0)), 1, 1, p) for p in PREFILLS
+        Point("prefill", cost.seconds(step), 1, 1, p, 0, 0, step.prefill_pairs)
+        for p in PREFILLS
+        for step in (Step(((1, p),), p, 1, 0, 0, prefill_pairs=p * p // 2),)
     ]
     decode = [
         Point("decode", cost.seconds(Step(((1, 1),), 0, 0, n, n * c)), 1, 0, 0, n, n * c)
@@ -42,7 +46,22 @@ def test_exact_measurements_give_the_coefficients_back(base, prefill, decode, kv
     for name, value in wanted.items():
         assert fit.coefficients[name] == pytest.approx(value, rel=1e-4, abs=1e-12)
     assert fit.coefficients["per_prefill_s"] == pytest.approx(per_prefill, rel=1e-3, abs=1e-6)
+    assert fit.coefficients["prefill_pair_s"] == 0.0
     assert fit.max_error < 1e-6
+
+
+@given(st.floats(2e-8, 1e-6))
+def test_slow_attention_is_found_in_long_prompts(pair):
+    fit = fit_steps(measured(StepCost(9e-3, 5e-5, 2e-4, 2e-7, 3e-3, pair)))
+    assert fit.coefficients["prefill_pair_s"] == pytest.approx(pair, rel=1e-3)
+    assert fit.max_error < 1e-6
+
+
+def test_a_prompt_that_is_a_little_off_is_not_taken_for_slow_attention():
+    points = measured(StepCost(5e-3, 2.5e-5, 1e-5, 3.6e-8))
+    longest = max(points, key=lambda p: p.prefill_pairs)
+    slower = [replace(p, seconds=p.seconds * 1.03) if p is longest else p for p in points]
+    assert fit_steps(slower).coefficients["prefill_pair_s"] == 0.0
 
 
 def test_a_coefficient_is_never_negative():

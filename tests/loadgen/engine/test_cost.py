@@ -34,6 +34,9 @@ def test_a_step_costs_its_base_and_each_of_its_parts() -> None:
     )
     assert cost.seconds(decode) == pytest.approx(1.0 + 0.02 + 0.03)
     assert cost.seconds(mixed) == pytest.approx(1.0 + 0.7 + 0.01 + 0.03 + 5.0)
+    slow = StepCost(1.0, 0.1, 0.01, 0.001, prefill_pair_s=0.5, source="made up")
+    reading = Step(scheduled=((2, 4),), prefill_tokens=4, prefill_requests=1, prefill_pairs=8)
+    assert slow.seconds(reading) == pytest.approx(1.0 + 0.4 + 4.0)
 
 
 def test_an_empty_step_takes_no_time() -> None:

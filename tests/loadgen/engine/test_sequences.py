@@ -42,3 +42,5 @@ def test_a_step_tells_prefill_from_decode_and_counts_what_both_look_back_on() ->
     assert step.scheduled == ((1, 6), (2, 1))
     assert (step.prefill_tokens, step.prefill_requests, step.decode_sequences) == (6, 1, 1)
     assert (step.kv_tokens, step.preempted, step.hits) == (16, (7,), ((1, 4),))
+    # Six tokens look back on four each, and the last of them on five of their own besides.
+    assert step.prefill_pairs == 6 * 4 + 6 * 6 // 2

@@ -1,17 +1,24 @@
 """Drives the simulated scheduler and vLLM's own side by side and compares every step.
 
-Not collected by the normal run: it needs an environment with vLLM 0.32 (the CPU build does).
-``python -m tests.loadgen.engine.against_vllm 300`` runs 300 random worlds, each with its own
-limits, arrivals, priorities and aborts; half of them cache prefixes, and their prompts share some.
-Equal must be: the requests of a step with their token counts and order, the preempted, running and
-waiting counts, the free blocks, and what was asked of the prefix cache and found there.
+Run by vLLM's own Python, in the checkout: -m tests.engine.scheduler_worlds 1000
+
+The last line printed is a JSON object: how many random worlds, steps, preemptions and the like, and
+where the two differed. Every world has its own limits, arrivals, priorities and aborts; half of
+them cache prefixes, and their prompts share some. Equal must be: the requests of a step with their
+token counts and order, the preempted, running and waiting counts, the free blocks, and what was
+asked of the prefix cache and found there. A world ends at its first difference.
+
+With each ``--plant FIELD=VALUE``, fifty worlds more are run in which the simulated scheduler alone
+has that limit: differences to find.
 """
 
+import argparse
 import json
 import random
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +36,6 @@ from vllm.v1.structured_output import StructuredOutputManager
 from loadgen.engine.prefix_cache import block_keys
 from loadgen.engine.scheduler import Scheduler, SchedulerConfig
 
-# mypy: disable-error-code="import-not-found"
-
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -45,6 +50,11 @@ MODEL = {
     "torch_dtype": "bfloat16",
 }
 MAX_MODEL_LEN = 64
+PLANTED_WORLDS = 50
+
+
+class Differs(Exception):
+    """The two did not do the same."""
 
 
 @dataclass
@@ -52,11 +62,13 @@ class World:
     """Two schedulers under one random stream of events."""
 
     seed: int
+    config: SchedulerConfig
     real: Any
     simulated: Scheduler
     rng: random.Random
     alive: set[int] = field(default_factory=set)
     arrived: int = 0
+    aborts: int = 0
     preemptions: int = 0
     now: int = 0
     said: dict[int, list[int]] = field(default_factory=dict)
@@ -64,8 +76,8 @@ class World:
     queries: int = 0
     hits: int = 0
 
-    def run(self) -> int:
-        """Run until all requests are done; returns the number of steps compared."""
+    def run(self) -> None:
+        """Run until all requests are done; raises Differs at the first difference."""
         total = self.rng.randint(1, 30)
         due = 0
         while self.arrived < total or self.alive:
@@ -76,7 +88,6 @@ class World:
                 self.abort(self.rng.choice(sorted(self.alive)))
             self.step()
             self.now += 1
-        return self.now
 
     def arrive(self) -> None:
         """Give both schedulers the same new request."""
@@ -94,7 +105,7 @@ class World:
         self.real.add_request(request)
         # Every token that vLLM will be given is known here, as a server knows what it will say.
         answer = [answer_token(ids, self.arrived, n) for n in range(output)]
-        keys = block_keys([*ids, *answer], self.simulated.config.block_size)
+        keys = block_keys([*ids, *answer], self.config.block_size)
         self.simulated.add(self.arrived, len(ids), output, priority, arrived_s, keys)
         self.said[self.arrived] = answer
         self.told[self.arrived] = [*ids, *answer]
@@ -106,7 +117,7 @@ class World:
 
         A prompt that repeats whole blocks to its end is known but for its last token.
         """
-        if not self.simulated.config.enable_prefix_caching:
+        if not self.config.enable_prefix_caching:
             return [5] * self.rng.randint(1, 63)
         if self.told and self.rng.random() < 0.15:
             whole = self.told[self.rng.choice(sorted(self.told))][:48]
@@ -119,7 +130,7 @@ class World:
 
     def hasher(self) -> Any:
         """Return how vLLM hashes blocks; None where it caches nothing."""
-        config = self.simulated.config
+        config = self.config
         if not config.enable_prefix_caching:
             return None
         return get_request_block_hasher(config.block_size, sha256)
@@ -127,6 +138,7 @@ class World:
     def abort(self, seq_id: int) -> None:
         """Drop a request from both."""
         self.alive.discard(seq_id)
+        self.aborts += 1
         self.real.finish_requests(name(seq_id), RequestStatus.FINISHED_ABORTED)
         self.simulated.abort(seq_id)
 
@@ -176,8 +188,8 @@ class World:
     def same(self, what: str, real: object, simulated: object) -> None:
         """Stop at the first difference."""
         if real != simulated:
-            raise AssertionError(
-                f"world {self.seed}, step {self.now}, {self.simulated.config}: {what} differs: "
+            raise Differs(
+                f"world {self.seed}, step {self.now}, {self.simulated.config}: {what}: "
                 f"vLLM {real}, simulated {simulated}"
             )
 
@@ -194,14 +206,15 @@ def answer_token(ids: list[int], seq_id: int, number: int) -> int:
 
 def random_config(rng: random.Random, *, caching: bool) -> SchedulerConfig:
     """Limits that let every mechanism occur."""
-    seats = rng.randint(1, 12)
+    seats, size = rng.randint(1, 12), rng.choice([8, 16, 16, 32])
+    least = MAX_MODEL_LEN // size + 1
     return SchedulerConfig(
         max_num_batched_tokens=max(seats, rng.randint(1, 80)),
         max_num_seqs=seats,
         policy="priority" if rng.random() < 0.5 else "fcfs",
         long_prefill_token_threshold=rng.choice([0, 0, rng.randint(1, 30)]),
-        num_gpu_blocks=rng.choice([rng.randint(5, 12), rng.randint(5, 40)]),
-        block_size=16,
+        num_gpu_blocks=least + rng.choice([rng.randint(0, 7), rng.randint(0, 35)]),
+        block_size=size,
         max_model_len=MAX_MODEL_LEN,
         reserve_full_isl=rng.random() < 0.7,
         watermark=rng.choice([0.0, 0.0, 0.1, 0.3]),
@@ -250,23 +263,57 @@ def real_scheduler(config: SchedulerConfig, model: Path) -> Any:
     )
 
 
-def main(worlds: int) -> int:
-    """Compare that many worlds; raises AssertionError at the first difference."""
-    steps = preemptions = hits = 0
+def compare(worlds: int, planted: dict[str, Any], model: Path) -> dict[str, Any]:
+    """Run that many worlds; returns what was seen in all of them together."""
+    seen: Counter[str] = Counter(dict.fromkeys(("preemptions", "aborts", "cached_tokens"), 0))
+    differences = []
+    for seed in range(worlds):
+        rng = random.Random(seed)
+        config = random_config(rng, caching=seed % 2 == 1)
+        own = replace(config, **planted)
+        world = World(seed, config, real_scheduler(config, model), Scheduler(own), rng)
+        try:
+            world.run()
+        except Differs as difference:
+            differences.append(str(difference))
+        seen += Counter(
+            worlds=1,
+            steps=world.now,
+            requests=world.arrived,
+            preemptions=world.preemptions,
+            aborts=world.aborts,
+            cached_tokens=world.hits,
+            by_priority=config.policy == "priority",
+            with_threshold=config.long_prefill_token_threshold > 0,
+            with_watermark=config.watermark > 0,
+            with_prefix_cache=config.enable_prefix_caching,
+        )
+    return {**seen, "differences": len(differences), "first_differences": differences[:3]}
+
+
+def planted_limit(text: str) -> tuple[str, Any]:
+    """Read FIELD=VALUE, the value as JSON."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
+def main() -> int:
+    """Compare and print; 1 where the two differed without a plant."""
+    parser = argparse.ArgumentParser(description="vLLM's scheduler and the simulated one")
+    parser.add_argument("worlds", type=int, nargs="?", default=1000)
+    parser.add_argument("--plant", type=planted_limit, action="append", default=[])
+    args = parser.parse_args()
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-        for seed in range(worlds):
-            rng = random.Random(seed)
-            config = random_config(rng, caching=seed % 2 == 1)
-            world = World(seed, real_scheduler(config, Path(folder)), Scheduler(config), rng)
-            steps += world.run()
-            preemptions += world.preemptions
-            hits += world.hits
-    told = f"{worlds} worlds, {steps} steps, {preemptions} preemptions, {hits} cached tokens"
-    sys.stdout.write(f"{told}: all equal\n")
-    return 0
+        told = compare(args.worlds, {}, Path(folder))
+        told["planted"] = {
+            name: compare(PLANTED_WORLDS, {name: value}, Path(folder))["differences"]
+            for name, value in args.plant
+        }
+    sys.stdout.write(json.dumps(told) + "\n")
+    return 1 if told["differences"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 300))
+    sys.exit(main())

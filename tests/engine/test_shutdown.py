@@ -1,0 +1,116 @@
+"""Engines that end, told to or killed, through the gateway: the outcomes that are promised.
+
+Each test ends the engine it is given, so these run after all others.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.e2e.harness import PLAIN, Front, chat, eventually, ids, refused
+from tests.engine.vllm import Engine
+
+pytestmark = pytest.mark.last
+LONG = {"max_tokens": 9000, "ignore_eos": True}
+# A second or two, so that what hangs is found within the test.
+UPSTREAM = {
+    "upstream": {"idle_timeout_s": 2.0, "answer_timeout_s": 6.0, "first_byte_timeout_s": 6.0},
+    "flow": {"short": {"interactive": {"max_age_s": 4.0, "principal_share": 1.0}}},
+}
+
+
+async def down(gateway: Front) -> None:
+    await eventually(lambda: bool(gateway.events("engine_down")), 30.0)
+
+
+def no_success(answer: httpx.Response) -> None:
+    """A 200 may be the engine's own; the gateway says of each that it is none."""
+    assert answer.headers["x-sluicegate-outcome"] != "completed", answer.text
+    if answer.status_code == 200:
+        assert answer.json()["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_told_to_end_at_once_it_leaves_streams_hanging_and_the_gateway_ends_them(
+    first: Engine, before: Callable[..., Front]
+) -> None:
+    """vLLM's default: connections stay open and nothing more comes, or at most an abort."""
+    gateway = before(first, **UPSTREAM)
+    async with gateway.stream(chat(**LONG)) as stream:
+        assert await stream.next() is not None
+        whole = asyncio.ensure_future(gateway.ask(chat(**LONG)))
+        await first.until(running=2)
+        first.process.send_signal(signal.SIGTERM)
+        last = (await stream.rest())[-1]
+    assert last["error"]["code"] == "stream_interrupted"
+    no_success(await whole)
+    await down(gateway)
+    await asyncio.sleep(2.0)  # no engine for so long is told at once
+    refused(await gateway.ask(chat()), "no_engine")
+    await gateway.at_rest()
+
+
+async def test_told_to_end_with_time_it_finishes_what_runs_and_new_work_is_no_success(
+    narrow: Engine, before: Callable[..., Front]
+) -> None:
+    """It goes on accepting and its health stays good; it answers 500, or an empty 200."""
+    gateway = before(narrow)
+    body = ids(20, max_tokens=600, ignore_eos=True)
+    async with gateway.stream(body, PLAIN) as stream:
+        assert await stream.next() is not None
+        whole = asyncio.ensure_future(gateway.ask(body, PLAIN))
+        await narrow.until(running=2)
+        narrow.process.send_signal(signal.SIGTERM)
+        await eventually(lambda: "draining in-flight requests" in narrow.log.read_text())
+        for late in (ids(20), ids(20, stream=True)):
+            no_success(await gateway.ask(late, PLAIN))
+        for late in (chat(), chat(stream=True)):
+            no_success(await gateway.ask(late))
+        events = await stream.rest()
+    assert events[-1] == "[DONE]"
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert (await whole).json()["usage"]["completion_tokens"] == 600
+    await asyncio.to_thread(narrow.process.wait, 60)
+    await down(gateway)
+    await gateway.at_rest()
+
+
+async def test_a_killed_core_interrupts_streams_and_its_error_is_passed_on(
+    qwen: Engine, before: Callable[..., Front]
+) -> None:
+    """The process that serves says so in its own words, and ends half a second later."""
+    gateway = before(qwen, **UPSTREAM)
+    async with gateway.expect(stream_interrupted=1, engine_error=1, no_engine=1):
+        async with gateway.stream(chat(**LONG)) as stream:
+            assert await stream.next() is not None
+            whole = asyncio.ensure_future(gateway.ask(chat(**LONG)))
+            await qwen.until(running=2)
+            os.kill(qwen.core_pid, signal.SIGKILL)
+            events = await stream.rest()
+        assert "EngineCore" in events[-2]["error"]["message"]
+        assert events[-1] == "[DONE]"
+        assert (await whole).status_code == 500
+        await down(gateway)
+        await asyncio.sleep(2.0)
+        refused(await gateway.ask(chat()), "no_engine")
+
+
+async def test_a_killed_engine_interrupts_streams_and_is_unreachable_to_what_had_no_byte(
+    victim: Engine, before: Callable[..., Front]
+) -> None:
+    gateway = before(victim, **UPSTREAM)
+    async with gateway.expect(stream_interrupted=1, upstream_unreachable=1, no_engine=1):
+        async with gateway.stream(chat(**LONG)) as stream:
+            assert await stream.next() is not None
+            whole = asyncio.ensure_future(gateway.ask(chat(**LONG)))
+            await victim.until(running=2)
+            victim.stop()
+            last = (await stream.rest())[-1]
+        assert last["error"]["code"] == "stream_interrupted"
+        refused(await whole, "upstream_unreachable")
+        await down(gateway)
+        await asyncio.sleep(2.0)
+        refused(await gateway.ask(chat()), "no_engine")
