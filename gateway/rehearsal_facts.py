@@ -55,8 +55,9 @@ class Limits:
     ``oldest_age_s``: nobody waits longer. ``first_back_s``: from the rollback to the first request
     that the baseline gets. ``last_affected_s``: to the end of the last that the candidate had.
     ``recovery_s``: to the arrival of the last that was not served well. ``streams_ended``: cut off
-    by the drain. ``prefill_peak``: part of a pool's room for prefill. ``min_count``: requests in
-    a phase.
+    by the drain. ``prefill_peak``: part of a pool's room for prefill. ``warm_probe_ratio``: of a
+    size class's TTFT limit, within which a warm probe's first token comes. ``min_count``: requests
+    in a phase.
     """
 
     error_rate: float = 0.02
@@ -69,6 +70,7 @@ class Limits:
     recovery_s: float = 10.0
     streams_ended: float = 0.0
     prefill_peak: float = 0.95
+    warm_probe_ratio: float = 1.0
     min_count: int = 10
 
 

@@ -8,9 +8,10 @@ route, and says so.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gateway.audit import WATCH
 from gateway.canary_start import baseline_fault
 from gateway.drains import Drains
 from gateway.moves import RouteError
@@ -72,6 +73,7 @@ class Run:
         self.probes: dict[str, Sequence[Probe]] = {}
         self.stopped = False
         self._baseline = self.route.stable_pool
+        self._names = {order.to, self._baseline, self.route.name}
         self._steering, self._drains = steering, drains
         self._watch = RouteWatch(self.gateway, self.route, order.to)
         self._clock: Callable[[], float] = self.gateway.parts.clock
@@ -96,11 +98,11 @@ class Run:
         if move is self._own:
             self._effect_s = self._clock()
             return
-        key, names = self.order.key, {self.order.to, self._baseline, self.route.name}
+        key = self.order.key
         moved = before.routes.get(key) != after.routes.get(key)
-        if moved or (before.draining ^ after.draining) & names:
+        if moved or (before.draining ^ after.draining) & self._names:
             # A watch takes its canary back for this rehearsal's sake: the rest is still ours.
-            self._taken = self._taken or who != "watch" or move.action not in _WATCHS_OWN
+            self._taken = self._taken or who != WATCH or move.action not in _WATCHS_OWN
             why = f": {move.why}" if move.why else ""
             self._cut(f"{who} moved the route meanwhile ({move.action}){why}")
 
@@ -115,7 +117,7 @@ class Run:
         route, order = self.route, self.order
         if route.candidate_pool is not None:
             raise RouteError(f"{route.name}: has a canary in force: end it first")
-        if {route.name, route.stable_pool, order.to} & self.base.draining:
+        if self._names & self.base.draining:
             raise RouteError(f"{route.name}: it or one of its pools is draining")
         if (fault := baseline_fault(self.gateway, route)) is not None:
             raise RouteError(fault)
@@ -140,7 +142,7 @@ class Run:
                 await self._home()
             if not self.stopped:
                 self._say("warm probe of the baseline")
-                self.probes["after"] = await self._watch.probe()
+                self.probes["after"] = await self._watch.probe(self.order.limits.warm_probe_ratio)
             self._watch.note_running()
         finally:
             sampling.cancel()
@@ -149,7 +151,7 @@ class Run:
 
     async def _before(self) -> None:
         self._say("warm probe of the baseline")
-        self.probes["before"] = await self._watch.probe()
+        self.probes["before"] = await self._watch.probe(self.order.limits.warm_probe_ratio)
         bad = [probe.why for probe in self.probes["before"] if probe.why is not None]
         if bad:
             raise RouteError(self._no_way_back("; ".join(bad)))
@@ -206,16 +208,10 @@ class Run:
         self._say("; ".join(left) if left else "the routes are as they were")
 
     async def _drain(self) -> None:
-        """Drain the candidate; where others use it, only what the route has there."""
-        order, table = self.order, self._table
-        used = table.uses(order.to)
-        name = f"{self.route.name}@{order.to}" if used else order.to
+        order, why = self.order, self._why("drain")
+        drain = Move("drain", pool=order.to, deadline_s=order.deadline_s, why=why)
         try:
-            if used:
-                why = f"rehearsal {order.id}: drain"
-                self._drains.begin_arm(self.route.name, order.to, order.who, why)
-            elif order.to not in table.draining:
-                await self._move("drain", pool=order.to, deadline_s=order.deadline_s)
+            name = await self._drains.end_candidate(self.route.name, order.who, drain, self._make)
         except (RouteError, StateError) as error:
             self.faults.append(f"the candidate could not be drained: {error}")
             return
@@ -244,21 +240,24 @@ class Run:
 
     async def _move(self, step: str, **what: Any) -> None:
         """Make one move, based on a table in which nobody else has touched the route."""
-        order = self.order
-        options = order.options if step == "canary" else {}
-        why = f"rehearsal {order.id}: {step}"
+        options = self.order.options if step == "canary" else {}
+        move = Move(step, why=self._why(step), options=options, **what)
         while True:
-            self._heed_configuration()
-            if self._taken:
-                raise RouteError("somebody else moved the route")
-            revision = self._table.revision
-            self._own = Move(step, revision=revision, why=why, options=options, **what)
             try:
-                told = await self._steering.change(order.who, self._own)
+                await self._make(replace(move, revision=self._table.revision))
             except StaleTableError:
                 continue
-            self.revisions[step] = told["revision"]
             return
+
+    async def _make(self, move: Move) -> None:
+        if self._heed_configuration():
+            raise RouteError("somebody else moved the route")
+        self._own = move
+        told = await self._steering.change(self.order.who, move)
+        self.revisions[move.action] = told["revision"]
+
+    def _why(self, step: str) -> str:
+        return f"rehearsal {self.order.id}: {step}"
 
     async def _restored(self, step: str, restore: Callable[[], Awaitable[None]]) -> None:
         """Restore until it is committed, or until it can't be for long."""
@@ -362,7 +361,8 @@ class Run:
         )
 
     def _differences(self) -> Iterator[str]:
-        """What is not as it was, but for the revision."""
+        """What of this rehearsal is not as it was; what others did elsewhere is theirs."""
         for row in changes(self.base, self._table):
-            if row["before"] != row["after"]:
-                yield f"{row.get('route') or row.get('pool')} is not as it was"
+            name = row.get("route") or row.get("pool")
+            if name in self._names and row["before"] != row["after"]:
+                yield f"{name} is not as it was"

@@ -133,10 +133,14 @@ class RouteWatch:
             refused=self.counted[Phase.BEFORE].refused / offered if offered else 0.0,
         )
 
-    async def probe(self) -> Sequence[Probe]:
-        """A warm probe of every engine of the baseline, in each size class."""
+    async def probe(self, ratio: float = 1.0) -> Sequence[Probe]:
+        """A warm probe of every engine of the baseline, in each size class.
+
+        Args:
+            ratio: of a class's TTFT limit, within which the first token is due.
+        """
         settings, model = self._gateway.setup.settings, self._key[0]
-        asked = questions(settings.sizes, settings.document.model[model].max_model_len)
+        asked = questions(settings.sizes, settings.document.model[model].max_model_len, ratio)
         engine_model = self._gateway.setup.table.models[model].engine_model
         prober = self._gateway.parts.prober
         names = self._gateway.parts.fleet.pools.get(self._baseline, ())

@@ -102,12 +102,18 @@ def mirror() -> list[str]:
     return []
 
 
-def remove(root: Path) -> None:
-    """Remove a system that debootstrap made, also where it stopped half way."""
+def unmount(root: Path) -> None:
+    """Take away what debootstrap mounted in a system; some versions leave it there."""
     umount = shutil.which("umount")
     for mounted in (root / "proc", root / "sys"):
-        if umount is not None and mounted.is_mount():
-            subprocess.run([umount, str(mounted)], check=True)
+        while umount is not None and mounted.is_mount():
+            # Lazily: whatever still looks at it does so without keeping it in the tree.
+            subprocess.run([umount, "--lazy", str(mounted)], check=True)
+
+
+def remove(root: Path) -> None:
+    """Remove a system that debootstrap made, also where it stopped half way."""
+    unmount(root)
     shutil.rmtree(root, ignore_errors=True)
 
 
@@ -126,6 +132,7 @@ def make_base(buildah: Buildah, folder: Path) -> None:
     )
     if made.returncode != 0:
         raise Failed(f"debootstrap: {made.stdout[-2000:]}{made.stderr[-2000:]}")
+    unmount(root)
     shutil.rmtree(root / "var/cache/apt/archives")
     shutil.rmtree(root / "var/lib/apt/lists")
     container = buildah("from", "scratch")

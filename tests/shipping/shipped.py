@@ -151,7 +151,17 @@ def runbook() -> str:
     return (DEPLOY / "runbook.md").read_text()
 
 
+def sections(markdown: str) -> dict[str, str]:
+    """What stands under each heading of a page, by the heading's anchor as GitHub makes it."""
+    found, lines = {}, re.finditer(r"^(#+) (.+)$", markdown, re.MULTILINE)
+    heads = [(line.start(), len(line[1]), line[2]) for line in lines]
+    for n, (begin, level, head) in enumerate(heads):
+        end = next((at for at, other, _ in heads[n + 1 :] if other <= level), None)
+        anchor = re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-")
+        found[anchor] = markdown[begin:end]
+    return found
+
+
 def anchors(markdown: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    heads = re.findall(r"^#+ (.+)$", markdown, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+    """The anchors of a page's headings."""
+    return set(sections(markdown))

@@ -2,7 +2,7 @@
 
 import re
 
-from gateway.health_cli import ADMIN_URL
+from gateway.admin_client import ADMIN_URL
 from tests.e2e.harness import ROOT
 from tests.shipping.shipped import one
 

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,12 @@ from tests.e2e.harness import Front
 from tests.shipping.exported import Exported, exported
 from tests.shipping.shipped import (
     DEPLOY,
-    anchors,
     documents,
     grouped,
     labels_said,
     rules,
     runbook,
+    sections,
     selectors,
 )
 
@@ -96,11 +98,32 @@ def test_alerts_use_only_recorded_series_that_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_leads_to_a_section_of_the_runbook(rule: dict[str, dict[str, str]]) -> None:
+def test_an_alert_leads_to_the_section_of_the_runbook_that_is_about_it(
+    rule: dict[str, Any],
+) -> None:
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     assert page == "runbook.md"
-    assert anchor in anchors(runbook())
-    assert rule["labels"]["severity"] in {"page", "ticket"}
+    section = sections(runbook())[anchor]
+    assert f"`{rule['alert']}`" in section
+    pages = re.search(rf"`{rule['alert']}`( \(|, )page\)", section) is not None
+    assert rule["labels"]["severity"] == ("page" if pages else "ticket")
+
+
+def test_the_command_at_the_top_of_the_rules_makes_every_link_whole(tmp_path: Path) -> None:
+    text = (PROMETHEUS / "rules.yaml").read_text()
+    command = next(line for line in text.splitlines() if line.startswith("#   sed "))
+    words = shlex.split(command.removeprefix("#"))
+    (tmp_path / "rules.yaml").write_text(text)
+    subprocess.run(words, cwd=tmp_path, check=True)
+    (made,) = documents(tmp_path / "rules.yaml")
+    links = [
+        rule["annotations"]["runbook_url"]
+        for group in made["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    base = "https://git.example.com/sluicegate/deploy/"
+    assert links == [base + rule["annotations"]["runbook_url"] for rule in ALERTS]
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
