@@ -8,9 +8,9 @@ answer; readiness is 503 while it drains or while no engine is healthy. Errors a
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,8 +28,8 @@ from gateway.limits import LimitError
 from gateway.manifest_desk import Desk
 from gateway.manifest_pages import manifest_routes
 from gateway.panel import Panel
-from gateway.rehearse import Rehearsals
-from gateway.rehearse_pages import rehearsal_routes
+from gateway.rehearsal_desk import Rehearsals
+from gateway.rehearsal_pages import rehearsal_routes
 from gateway.status import readiness, status, usage
 from gateway.steering import Steering
 
@@ -46,7 +46,7 @@ class LimitsBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     revision: int
     set: dict[str, Any]
-    expires_s: Annotated[float, Field(strict=False)] | None = None
+    expires_s: float | None = None
     check: bool = False
 
 
@@ -56,10 +56,11 @@ def build_admin(
     *,
     panel: Panel | None = None,
     rehearsals: Rehearsals | None = None,
+    desk: Desk | None = None,
 ) -> Starlette:
     """The operators' application; ``panel`` is what its console shows, ``steering`` moves traffic.
 
-    Without ``rehearsals`` there are none.
+    ``desk`` has the rollback records. Without ``rehearsals`` there are none.
 
     All endpoints run on the loop: in a thread they would see the core while it changes.
     """
@@ -68,6 +69,7 @@ def build_admin(
     pages = _Pages(control, access)
     steering = steering or Steering(control)
     panel = panel or Panel(control, steering.view)
+    desk = desk or Desk(gateway, control.trail)
     application = Starlette(
         routes=[
             Route("/health/live", pages.live),
@@ -78,7 +80,7 @@ def build_admin(
             Route("/admin/limits", pages.limits, methods=["GET", "POST"]),
             Route("/admin/reload", pages.reload, methods=["POST"]),
             *route_endpoints(access, steering, _body),
-            *manifest_routes(access, Desk(gateway, control.trail), _body),
+            *manifest_routes(access, desk, _body),
             *(rehearsal_routes(access, rehearsals, _body) if rehearsals is not None else ()),
             *console_routes(access, panel, gateway.parts.journal, _body),
         ],

@@ -13,9 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 
+from gateway.command import CommandError
 from gateway.origin import UNIX
 
 __all__ = [
+    "ADMIN_URL",
     "Admin",
     "AdminError",
     "Operated",
@@ -24,13 +26,15 @@ __all__ = [
     "client_of",
     "client_tls",
     "put_back",
+    "unreached",
 ]
 
+ADMIN_URL = "http://127.0.0.1:8081"  # where a gateway's [admin] listens unless it says otherwise
 TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 
 
-class AdminError(Exception):
+class AdminError(CommandError):
     """A gateway did not do as asked: ``URL: reason``. ``answered``: it said so itself."""
 
     def __init__(self, url: str, reason: str, *, answered: bool = True) -> None:
@@ -38,7 +42,7 @@ class AdminError(Exception):
         self.answered = answered
 
 
-class PartialError(Exception):
+class PartialError(CommandError):
     """A change was made on some gateways only and could not be taken back on all of them."""
 
 
@@ -86,7 +90,7 @@ class Admin:
             with client_of(self.url, self.tls, TIMEOUT_S) as client:
                 answer = client.request(method, path, json=body, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise AdminError(self.url, str(error) or repr(error), answered=False) from error
+            raise AdminError(self.url, unreached(error), answered=False) from error
         return self._read(answer)
 
     def _read(self, answer: httpx.Response) -> dict[str, Any]:
@@ -99,6 +103,15 @@ class Admin:
         if answer.status_code != 200:
             raise AdminError(self.url, str(found.get("error", answer.status_code)))
         return found
+
+
+def unreached(error: Exception) -> str:
+    """Why a gateway did not answer, and which flag says where it is."""
+    said = str(error) or repr(error)
+    return (
+        f"no answer: {said} (--admin-url names a gateway's operators' listener, [admin] host "
+        f"and port of its configuration; left out, it is {ADMIN_URL})"
+    )
 
 
 def client_of(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> httpx.Client:

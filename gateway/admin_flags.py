@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.admin_client import Admin, client_tls
+from gateway.admin_client import ADMIN_URL, Admin, client_tls
 from gateway.command import UsageError, add_json
 
-__all__ = ["ADMIN_URL", "TOKEN_VARIABLE", "add_admin_flags", "admins_of", "look", "print_answers"]
+__all__ = ["TOKEN_VARIABLE", "add_admin_flags", "admins_of", "look", "print_answers"]
 
-ADMIN_URL = "http://127.0.0.1:8081"
 TOKEN_VARIABLE = "SLUICEGATE_ADMIN_TOKEN"  # noqa: S105  the variable's name
 
 

@@ -27,18 +27,20 @@ def json_answer(
     return Response(body, status, headers, media_type="application/json")
 
 
-async def answered(work: Awaitable[dict[str, Any]]) -> Response:
-    """What the work brings, as JSON.
+async def answered(request: Request, work: Awaitable[dict[str, Any]]) -> Response:
+    """What the work that was asked for brings, as JSON.
 
     Raises:
-        HTTPException: 400 for what can't be done, 503 where the state can't be read or written.
+        HTTPException: 400 for what can't be done, 503 where the state can't be read or written:
+            who asked for a change is told that there was none.
     """
     try:
         return json_answer(await work)
     except (RecordError, RouteError) as error:
         raise HTTPException(400, str(error)) from error
     except StateError as error:
-        raise HTTPException(503, f"state: {error}; nothing was changed") from error
+        more = "" if request.method in {"GET", "HEAD"} else "; nothing was changed"
+        raise HTTPException(503, f"state: {error}{more}") from error
 
 
 def as_object(body: bytes) -> dict[str, Any]:

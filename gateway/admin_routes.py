@@ -1,7 +1,7 @@
 """Answers operators about routes: what there is, moves, the audit trail, the engines of pools.
 
 Part of ``admin``. Weights are percent here. 400 for what can't be done, 409 where somebody else was
-first (it says who), 503 where the state can't be written: nothing was changed then.
+first (it says who), 503 where the state can't be read or written.
 """
 
 import re
@@ -24,7 +24,6 @@ from gateway.values import FROZEN
 __all__ = ["route_endpoints"]
 
 MOST_ENTRIES = 1000
-_Number = Annotated[float, Field(strict=False)]
 
 
 class RouteBody(BaseModel):
@@ -36,9 +35,9 @@ class RouteBody(BaseModel):
     route: str | None = None
     pool: str | None = None
     to: str | None = None
-    weight: _Number | None = None
+    weight: float | None = None
     to_revision: Annotated[int, Field(ge=1, lt=1 << 63)] | None = None  # as the state has them
-    deadline_s: Annotated[float, Field(ge=0, strict=False)] | None = None
+    deadline_s: Annotated[float, Field(ge=0)] | None = None
     why: Annotated[str, Field(max_length=1000)] = ""
     all: bool = False
     force: bool = False
@@ -79,7 +78,7 @@ class _RoutePages:
     async def move(self, request: Request) -> Response:
         who = self._access.operator(request)
         asked = shaped(RouteBody, await self._body(request))
-        return await _answered(self._steering.change(who, _move(asked)))
+        return await _answered(request, self._steering.change(who, _move(asked)))
 
     async def pools(self, request: Request) -> Response:
         self._access.viewer(request)
@@ -90,14 +89,14 @@ class _RoutePages:
         who = self._access.operator(request)
         asked = shaped(PoolBody, await self._body(request))
         move = PoolMove(asked.pool, asked.engines, asked.why, asked.check, asked.revision)
-        return await _answered(self._steering.change_pool(who, move))
+        return await _answered(request, self._steering.change_pool(who, move))
 
     async def audit(self, request: Request) -> Response:
         self._access.viewer(request)
         text = request.query_params.get("limit", "100")
         if not re.fullmatch("[0-9]{1,4}", text) or not 1 <= int(text) <= MOST_ENTRIES:
             raise HTTPException(400, f"limit: must be from 1 to {MOST_ENTRIES}")
-        return await _answered(self._audit(int(text)))
+        return await answered(request, self._audit(int(text)))
 
     async def _audit(self, limit: int) -> dict[str, Any]:
         told = await self._steering.audit(limit)
@@ -122,8 +121,8 @@ def _move(asked: RouteBody) -> Move:
     )
 
 
-async def _answered(work: Awaitable[dict[str, Any]]) -> Response:
+async def _answered(request: Request, work: Awaitable[dict[str, Any]]) -> Response:
     try:
-        return await answered(work)
+        return await answered(request, work)
     except StaleTableError as error:
         return json_answer({"error": str(error), **error.told}, 409)

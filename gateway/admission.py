@@ -14,7 +14,7 @@ Tickets and leases are keyed by this module's own counters, never by an id a cal
 ``ARCHITECTURE.md`` has the essay. Pure: no I/O, no clock.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -36,7 +36,6 @@ from gateway.verdicts import (
     Offer,
     Queued,
     Refusal,
-    RouteView,
     Topology,
     Verdict,
 )
@@ -211,16 +210,6 @@ class Admission:
 
     # -- configuration and health ----------------------------------------------------------
 
-    def set_routes(self, routes: Mapping[tuple[str, str], RouteView], now: float) -> list[Verdict]:
-        """Put another route table in force; what still waits follows it, what runs stays.
-
-        Raises:
-            MisuseError: a route names an unknown pool; nothing was changed.
-        """
-        verdicts = self._traffic.expire(now)
-        self._layout.route(routes, now)
-        return verdicts + self._traffic.refuse_misfits() + self._traffic.dispatch_all(now)
-
     def reconfigure(
         self, specs: Sequence[FlowSpec], topology: Topology, now: float
     ) -> list[Verdict]:
@@ -241,12 +230,6 @@ class Admission:
         self._traffic.deadlines.restart(
             (t.deadline_s, t.id) for t in self._traffic.tickets.values()
         )
-        return verdicts + self._traffic.refuse_misfits() + self._traffic.dispatch_all(now)
-
-    def set_limits(self, engine: str, limits: EngineLimits, now: float) -> list[Verdict]:
-        """Configure other limits of one engine. A shrink cancels nothing that runs."""
-        verdicts = self._traffic.expire(now)
-        self._layout.set_limits(engine, limits, now)
         return verdicts + self._traffic.refuse_misfits() + self._traffic.dispatch_all(now)
 
     def adapt(self, engine: str, limits: EngineLimits, now: float) -> list[Verdict]:
@@ -375,6 +358,7 @@ class Admission:
             number, flow, offer.principal, offer.slots, offer.prompt_tokens, charge,
             offer.body_bytes, offer.streamed, offer.affinity, offer.arrived_s,
             offer.arrived_s + age_s, offer.prompt_tokens + self.beta * charge,
+            offer.prompt_tokens + charge,
         )  # fmt: skip
 
     def _pass_through(self, ticket: Ticket, now: float) -> Verdict:

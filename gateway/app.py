@@ -7,6 +7,7 @@ request is recorded exactly once, in ``__call__``.
 """
 
 from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 from gateway import sanitize
@@ -160,7 +161,7 @@ class Gateway:
             receive,
             server.max_body_bytes,
             server.body_timeout_s,
-            lambda more_bytes: self.parts.intake.received(held, more_bytes),
+            partial(self.parts.intake.received, held),
             scope.get("sluicegate.take"),
         )
         visit.body_bytes = len(raw)

@@ -132,9 +132,10 @@ def refusal_to_wait(ticket: Ticket, ahead: float, now: float) -> Refusal | None:
     if ticket.deadline_s <= now:
         return Refusal(ticket.id, Outcome.QUEUE_EXPIRED)
     flow = ticket.flow
-    if _rate(flow, now) is None:
+    rate = _rate(flow, now)
+    if rate is None:
         return None
-    wait = wait_s(flow, ahead + (flow.rate.last_cost or ticket.cost), now)
+    wait = (ahead + (flow.rate.last_cost or ticket.cost)) / rate
     if ahead <= 0:
         last_s = flow.rate.last_sample_s
         wait = 0.0 if last_s is None else max(0.0, wait - (now - last_s))
@@ -173,7 +174,10 @@ def _rate(flow: Flow, now: float) -> float | None:
     shared = flow.ring_rate.per_second(now, RING_RATE_STALE_S)
     if own is None and shared is None:
         return None
-    configured = sum(e.limits.prefill_tokens_per_s for e in flow.engines if e.usable)
+    configured = 0.0
+    for engine in flow.engines:
+        if engine.usable:
+            configured += engine.limits.prefill_tokens_per_s
     floor = max(shared or 0.0, configured * COLD_RATE_SHARE)
     return max(own or 0.0, flow.share * floor, 1.0)
 

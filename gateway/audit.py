@@ -12,9 +12,24 @@ from typing import Any
 
 import orjson
 
-__all__ = ["FIRST_PARENT", "AuditEntry", "Note", "broken_at", "digest_of", "linked"]
+__all__ = [
+    "ACTORS",
+    "CONFIGURATION",
+    "EXPIRY",
+    "FIRST_PARENT",
+    "GATEWAY",
+    "WATCH",
+    "AuditEntry",
+    "Note",
+    "broken_at",
+    "digest_of",
+    "linked",
+]
 
 FIRST_PARENT = "0" * 64
+# Who changes things beside operators: none of theirs may have such a name.
+CONFIGURATION, EXPIRY, GATEWAY, WATCH = "configuration", "expiry", "gateway", "watch"
+ACTORS = frozenset({CONFIGURATION, EXPIRY, GATEWAY, WATCH})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +78,22 @@ def linked(note: Note, n: int, at: str, parent: str) -> AuditEntry:
     return AuditEntry(**told, parent=parent, digest=_digest(parent, told))
 
 
-def broken_at(entries: Iterable[AuditEntry], head: tuple[int, str]) -> int | None:
-    """The number of the first entry that does not follow the one before it; None: the whole chain.
+def broken_at(
+    entries: Iterable[AuditEntry],
+    head: tuple[int, str],
+    before: tuple[int, str | None] = (0, FIRST_PARENT),
+) -> int | None:
+    """The number of the first entry that does not follow the one before it; None: all do.
 
     Args:
-        entries: all of them, from the first on.
+        entries: all of them after ``before``.
         head: number and digest of the last one, as kept elsewhere; (0, ``FIRST_PARENT``) for none.
+        before: number and digest of the one before them; None: the digest that the first names.
     """
-    n, parent = 0, FIRST_PARENT
+    n, parent = before
     for entry in entries:
         n += 1
+        parent = entry.parent if parent is None else parent
         told = {key: getattr(entry, key) for key in _TOLD}
         if (entry.n, entry.parent, entry.digest) != (n, parent, _digest(parent, told)):
             return n

@@ -77,14 +77,17 @@ def credential(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
     Raises:
         Refused: ``unauthenticated``; none was sent, or several.
     """
-    found = [(name, value) for name, value in headers if name.lower() in _CREDENTIAL_HEADERS]
-    if not found:
+    found = None
+    for header in headers:
+        if header[0].lower() in _CREDENTIAL_HEADERS:
+            if found is not None:
+                raise Refused(Outcome.UNAUTHENTICATED, "More than one credential was sent.")
+            found = header
+    if found is None:
         raise Refused(
             Outcome.UNAUTHENTICATED, "An API key is needed: send 'Authorization: Bearer <key>'."
         )
-    if len(found) > 1:
-        raise Refused(Outcome.UNAUTHENTICATED, "More than one credential was sent.")
-    name, value = found[0]
+    name, value = found
     text = value.strip().decode("latin-1")
     if name.lower() != b"authorization":
         return text, False

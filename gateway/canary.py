@@ -10,9 +10,11 @@ promotes.
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from gateway.app import Gateway
+from gateway.audit import WATCH
 from gateway.canary_start import asked_for, baseline_fault, checked_record
 from gateway.domain import Arm
 from gateway.drains import Drains
@@ -29,7 +31,6 @@ from gateway.watch import Contract, Finding, Judgement, Now, Verdict, Watch, beh
 __all__ = ["KIND", "Canaries"]
 
 KIND = "watch"
-WATCH = "watch"  # the name under which the audit trail has what is done here
 LOOK_S = 1.0
 KEEP_S = 2.0
 ACTIVE = frozenset({"watching", "breached"})
@@ -259,19 +260,11 @@ class Canaries:
         await self._drain(canary)
 
     async def _drain(self, canary: _Canary) -> None:
-        """Drain the candidate pool; where other routes use it, only what this one has there."""
-        pool, why = canary.route.candidate_pool or "", f"canary aborted: {canary.why}"
-        table = self._gateway.setup.table
+        why = f"canary aborted: {canary.why}"
+        drain = Move("drain", pool=canary.route.candidate_pool, why=why)
+        change = partial(self._steering.change, WATCH)
         try:
-            if table.uses(pool):
-                self._drains.begin_arm(canary.route.name, pool, WATCH, why)
-            elif pool not in table.draining:
-                revision = table.revision  # in which nobody else uses the pool
-                drain = Move("drain", pool=pool, why=why, revision=revision)
-                await self._steering.change(WATCH, drain)
-        except StaleTableError:
-            await self._drain(canary)
-            return
+            await self._drains.end_candidate(canary.route.name, WATCH, drain, change)
         except (RouteError, StateError) as error:
             self._gateway.parts.journal.event(
                 "canary_drain_failed", route=canary.route.name, reason=str(error)

@@ -9,8 +9,8 @@ from typing import Any
 from gateway.admin_client import Admin, AdminError
 from gateway.admin_flags import add_admin_flags, admins_of
 from gateway.command import UsageError, add_verb
+from gateway.record_flags import add_record_flags, record_options
 from gateway.thresholds import Metric, ThresholdError, from_text, to_json
-from gateway.verify_cli import add_record_flags, record_options
 
 __all__ = ["add_canary_flags", "add_watch_verb", "canary_options"]
 

@@ -1,7 +1,6 @@
 """The command ``sluicegate``: the one place that knows both the gateway and the bench.
 
-Exit codes: 0 done; 1 it ran and the answer is no; 2 wrong usage or configuration; 3 cut short by a
-deadline; 130 interrupted.
+Its exit codes stand in ``sluicegate --help``.
 """
 
 import argparse
@@ -13,26 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gateway import __version__
-from gateway.admin_client import AdminError, PartialError
-from gateway.command import Command, UsageError, add_verb
-from gateway.config import ConfigError, load
-from gateway.domain import FlowKey
-from gateway.files_cli import add_file_verbs
-from gateway.health_cli import add_health_verb
-from gateway.manifest_cli import add_manifest_verbs
-from gateway.membership import named, topology
-from gateway.operate_cli import add_operator_verbs
-from gateway.quickstart import EngineFacts, Wish, write_configuration
-from gateway.rehearse_local import Bundle, Load
-from gateway.routes_cli import add_route_verbs
-from gateway.up import Engine, UpError
-from gateway.up_cli import add_up_verb
-from gateway.verdicts import Offer
-from gateway.virtual import VirtualGate, core_of
+from gateway.command import Command, CommandError, Said, UsageError, add_verb
+
+if TYPE_CHECKING:
+    from gateway.quickstart import EngineFacts, Wish
+    from gateway.rehearsal_stage import Bundle, Load
+    from gateway.up import Engine
+    from gateway.virtual import VirtualGate
 
 __all__ = ["main", "parser_of", "run"]
 
@@ -48,29 +37,33 @@ def run() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out one command line; returns the exit code."""
-    args = parser_of(arguments[0] if arguments else None).parse_args(arguments)
+    wanted = next((word for word in arguments if not word.startswith("-")), None)
+    args = parser_of(wanted).parse_args(arguments)
     command: Command = args.command
     try:
         return command(args)
-    except ConfigError as error:
-        for fault in error.faults:
-            print(f"error: {fault}", file=sys.stderr)
-        return 2
-    except (UsageError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (UpError, AdminError, PartialError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except CommandError as error:
+        return _tell(error.lines(), error.exit_code)
+    except ValueError as error:
+        return _tell([str(error)], 2)
+    except OSError as error:
+        return _tell([str(error)], 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _tell(lines: Sequence[str], exit_code: int) -> int:
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr)
+    return exit_code
 
 
 # -- commands ------------------------------------------------------------------------------
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from gateway.serve import run as serve  # noqa: PLC0415  only serving needs the event loop
+    from gateway.config import load  # noqa: PLC0415  only serving needs the event loop
+    from gateway.serve import run as serve  # noqa: PLC0415
 
     return serve(load(args.config))
 
@@ -104,6 +97,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]]:
     """What a way of the demo should measure: its own configuration, in virtual time."""
+    from gateway.quickstart import EngineFacts, Wish  # noqa: PLC0415
     from loadgen.demo import DEMO_TRACE  # noqa: PLC0415
     from loadgen.engine.flags import read_step_model  # noqa: PLC0415
     from loadgen.forecast import forecast  # noqa: PLC0415
@@ -114,8 +108,10 @@ def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]
     return forecast(trace, gate, engines, read_step_model(cost_path()), DEMO_TRACE.ramp_s)
 
 
-def _gate_for(wish: Any) -> VirtualGate[Any, Any]:
+def _gate_for(wish: Any) -> "VirtualGate[Any, Any]":
     """The gate of a planned run, for the bench's virtual time: a ``virtual_sweep.GateWish``."""
+    from gateway.quickstart import EngineFacts, Wish  # noqa: PLC0415
+
     shorts = [pool["engines"] for pool in wish.pools if "short" in pool["classes"]]
     isolated = len(wish.pools) > 1
     known = EngineFacts()
@@ -130,8 +126,14 @@ def _gate_for(wish: Any) -> VirtualGate[Any, Any]:
     return _gate(asked, wish.engines, facts)
 
 
-def _gate(wish: Wish, count: int, facts: EngineFacts) -> VirtualGate[Any, Any]:
+def _gate(wish: "Wish", count: int, facts: "EngineFacts") -> "VirtualGate[Any, Any]":
     """The admission core of a quick start's configuration, before engines that are positions."""
+    from gateway.config import load  # noqa: PLC0415
+    from gateway.domain import FlowKey  # noqa: PLC0415
+    from gateway.membership import named, topology  # noqa: PLC0415
+    from gateway.quickstart import write_configuration  # noqa: PLC0415
+    from gateway.verdicts import Offer  # noqa: PLC0415
+    from gateway.virtual import VirtualGate, core_of  # noqa: PLC0415
     from loadgen.simulate import Action, SimArrival  # noqa: PLC0415
 
     engines = [f"http://engine-{number}:1" for number in range(count)]
@@ -153,10 +155,11 @@ def _gate(wish: Wish, count: int, facts: EngineFacts) -> VirtualGate[Any, Any]:
 # -- simulated engines for up --------------------------------------------------------------
 
 
-def _simulated(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]], EngineFacts]:
+def _simulated(args: argparse.Namespace) -> "tuple[Callable[[Path], list[Engine]], EngineFacts]":
     """Start simulated engines; the limits follow their flags. An ``up_cli.Simulated``."""
     if not _has_bench():
         raise UsageError(f"simulated engines need {BENCH_EXTRA}; or use --engine-url")
+    from gateway.quickstart import EngineFacts  # noqa: PLC0415
     from loadgen.engine import flags, launch  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(prog="sluicegate up --engine-args", add_help=False)
@@ -176,7 +179,7 @@ def _simulated(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]]
         policy=scheduler.policy,
     )
 
-    def start(folder: Path) -> list[Engine]:
+    def start(folder: Path) -> "list[Engine]":
         with contextlib.ExitStack() as stack:
             logs = (folder / f"engine-{number}.log" for number in range(args.engines))
             engines = [stack.enter_context(launch.start_engine(given, log)) for log in logs]
@@ -186,7 +189,7 @@ def _simulated(args: argparse.Namespace) -> tuple[Callable[[Path], list[Engine]]
     return start, facts
 
 
-def _load(folder: Path, rate_per_s: float, window_s: float, time_scale: float) -> Load:
+def _load(folder: Path, rate_per_s: float, window_s: float, time_scale: float) -> "Load":
     """The bundled load of a rehearsal; seconds and rate are in the engines' time."""
     if not _has_bench():
         raise UsageError(f"the bundled load needs {BENCH_EXTRA}; or use --live without --load")
@@ -203,7 +206,11 @@ def _load(folder: Path, rate_per_s: float, window_s: float, time_scale: float) -
 
 
 def parser_of(wanted: str | None) -> argparse.ArgumentParser:
-    """The parser of all verbs; ``wanted`` is the first word, if any."""
+    """The parser of all verbs, of which ``wanted`` is whole and the others are only named.
+
+    What a verb is made of is loaded for that verb alone: a command starts at once, and a gateway
+    does not depend on the bench.
+    """
     parser = argparse.ArgumentParser(
         prog="sluicegate",
         description="Admission control in front of vLLM engines, and the bench that proves it.",
@@ -212,64 +219,98 @@ def parser_of(wanted: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sluicegate {__version__}")
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_up_verb(verbs, _simulated)
-    _add_serve(verbs)
-    add_file_verbs(verbs)
-    add_operator_verbs(verbs)
-    add_route_verbs(verbs, Bundle(_simulated, _load))
-    add_manifest_verbs(verbs)
-    add_health_verb(verbs)
-    _add_borrowed(verbs, wanted)
+    for said, add in _VERBS:
+        if wanted in said:
+            add(verbs, said)
+        else:
+            for name, does in said.items():
+                verbs.add_parser(name, help=_needing(name, does))
     return parser
 
 
-def _add_serve(verbs: Any) -> None:
-    serve = add_verb(verbs, "serve", _serve, "serve as a configuration says", _SERVE)
+def _add_up(verbs: Any, said: Said) -> None:
+    from gateway.up_cli import add_up_verb  # noqa: PLC0415
+
+    add_up_verb(verbs, said, _simulated)
+
+
+def _add_serve(verbs: Any, said: Said) -> None:
+    serve = add_verb(verbs, "serve", _serve, said["serve"], _SERVE)
     serve.add_argument(
         "--config", type=Path, required=True, metavar="FILE", help="the configuration, in TOML"
     )
 
 
-def _add_borrowed(verbs: Any, wanted: str | None) -> None:
-    """The bench's own verbs; a gateway that is installed without the bench says what is missing.
+def _add_files(verbs: Any, said: Said) -> None:
+    from gateway.files_cli import add_file_verbs  # noqa: PLC0415
 
-    The bench is only loaded for a verb of its own: a gateway must not depend on it.
-    """
-    for name, (said, add) in _BORROWED.items():
-        if not _has_bench():
-            add_verb(verbs, name, _without_bench, f"needs {BENCH_EXTRA}", "")
-        elif name == wanted:
-            add(verbs, said)
-        else:
-            verbs.add_parser(name, help=said)
+    add_file_verbs(verbs, said)
 
 
-def _add_demo(verbs: Any, said: str) -> None:
-    demo = add_verb(verbs, "demo", _demo, said, _DEMO)
+def _add_operate(verbs: Any, said: Said) -> None:
+    from gateway.operate_cli import add_operator_verbs  # noqa: PLC0415
+
+    add_operator_verbs(verbs, said)
+
+
+def _add_routes(verbs: Any, said: Said) -> None:
+    from gateway.routes_cli import add_route_verbs  # noqa: PLC0415
+
+    add_route_verbs(verbs, said, _bundle)
+
+
+def _bundle() -> "Bundle":
+    from gateway.rehearsal_stage import Bundle  # noqa: PLC0415
+
+    return Bundle(_simulated, _load)
+
+
+def _add_manifest(verbs: Any, said: Said) -> None:
+    from gateway.manifest_cli import add_manifest_verbs  # noqa: PLC0415
+
+    add_manifest_verbs(verbs, said)
+
+
+def _add_health(verbs: Any, said: Said) -> None:
+    from gateway.health_cli import add_health_verb  # noqa: PLC0415
+
+    add_health_verb(verbs, said)
+
+
+def _add_demo(verbs: Any, said: Said) -> None:
+    demo = add_verb(verbs, "demo", _demo, said["demo"], _DEMO)
     demo.add_argument(
         "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="its files (out/demo)"
     )
 
 
-def _add_engine(verbs: Any, said: str) -> None:
+def _add_engine(verbs: Any, said: Said) -> None:
     from loadgen.engine import flags  # noqa: PLC0415
 
-    flags.add_arguments(add_verb(verbs, "engine", _engine, said, _ENGINE))
+    flags.add_arguments(add_verb(verbs, "engine", _engine, said["engine"], _ENGINE))
 
 
-def _add_bench(verbs: Any, _: str) -> None:
+def _add_bench(verbs: Any, _: Said) -> None:
     from loadgen.cli import add_bench_parser  # noqa: PLC0415
 
     add_bench_parser(verbs).set_defaults(command=_bench)
 
 
-_BORROWED: Mapping[str, tuple[str, Callable[[Any, str], None]]] = MappingProxyType(
-    {
-        "demo": ("compare three ways of serving one trace", _add_demo),
-        "engine": ("run one simulated vLLM engine", _add_engine),
-        "bench": ("freeze, replay, measure and decide", _add_bench),
-    }
-)
+def _borrowed(add: Callable[[Any, Said], None]) -> Callable[[Any, Said], None]:
+    """``add``, or where the bench is not installed verbs that say so."""
+
+    def adding(verbs: Any, said: Said) -> None:
+        if _has_bench():
+            add(verbs, said)
+            return
+        for name, does in said.items():
+            add_verb(verbs, name, _without_bench, _needing(name, does), "")
+
+    return adding
+
+
+def _needing(name: str, does: str) -> str:
+    return f"needs {BENCH_EXTRA}" if name in _OF_BENCH and not _has_bench() else does
 
 
 def _has_bench() -> bool:
@@ -280,12 +321,54 @@ def _without_bench(_: argparse.Namespace) -> int:
     raise UsageError(f"this command needs {BENCH_EXTRA}")
 
 
+_OF_BENCH = frozenset({"demo", "engine", "bench"})
+_VERBS: Sequence[tuple[Said, Callable[[Any, Said], None]]] = (
+    ({"up": "start engines and a gateway here, and say how to call them"}, _add_up),
+    ({"serve": "serve as a configuration says"}, _add_serve),
+    (
+        {
+            "check": "validate a configuration and print what it means",
+            "keys": "make, list and revoke keys for callers",
+        },
+        _add_files,
+    ),
+    (
+        {
+            "limits": "show and change the limits of running gateways",
+            "reload": "read the configuration and keys anew",
+            "usage": "sum what each caller has used",
+            "engines": "ask engines what they can do",
+        },
+        _add_operate,
+    ),
+    (
+        {
+            "routes": "show and change where requests go",
+            "pools": "show and change the engines of pools",
+        },
+        _add_routes,
+    ),
+    ({"manifest": "seal and check records to roll back to"}, _add_manifest),
+    ({"health": "ask whether a gateway is ready for callers"}, _add_health),
+    ({"demo": "compare three ways of serving one trace"}, _borrowed(_add_demo)),
+    ({"engine": "run one simulated vLLM engine"}, _borrowed(_add_engine)),
+    ({"bench": "freeze, replay, measure and decide"}, _borrowed(_add_bench)),
+)
 _EXAMPLES = """examples:
   sluicegate up                                  # two simulated engines and a gateway, to play with
   sluicegate demo                                # pass-through, admission, isolation: one trace
   sluicegate check --config config/gateway.toml
   sluicegate serve --config config/gateway.toml
   sluicegate limits show                         # of a running gateway; set, pause, resume
+
+exit codes:
+  0    done, also after Ctrl-C of up, serve and engine
+  1    it ran and the answer is no
+  2    wrong usage or configuration
+  3    serve: the drain's deadline cut answers off; manifest verify: found drift;
+       routes watch: the canary was taken back
+  4    manifest verify: something could not be verified
+  130  a bench run or a rehearsal was interrupted
 """
 _SERVE = """  sluicegate serve --config config/gateway.toml
   kill -HUP PID       # configuration and keys are read anew, whole or not at all

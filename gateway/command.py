@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: how one is declared, how a table is printed."""
+"""What verbs of the command line share: how one is declared, how it fails, how a table looks."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,8 @@ from typing import Any
 
 __all__ = [
     "Command",
+    "CommandError",
+    "Said",
     "UsageError",
     "add_group",
     "add_json",
@@ -16,10 +18,23 @@ __all__ = [
 ]
 
 Command = Callable[[argparse.Namespace], int]
+Said = Mapping[str, str]  # what a verb of the top level does, by its name
 
 
-class UsageError(Exception):
+class CommandError(Exception):
+    """A command could not do as asked: each of ``lines`` is told, and ``exit_code`` is its own."""
+
+    exit_code = 1
+
+    def lines(self) -> list[str]:
+        """What to tell, one error each."""
+        return [str(self)]
+
+
+class UsageError(CommandError):
     """A flag's value can't be used; the message names the flag."""
+
+    exit_code = 2
 
 
 def add_verb(verbs: Any, name: str, command: Command, said: str, examples: str) -> Any:

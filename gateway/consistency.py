@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from gateway import schema
+from gateway.audit import ACTORS
 from gateway.domain import EngineLimits, FlowSpec, Surface
 from gateway.floors import broken_floors
 from gateway.origin import is_loopback
@@ -213,6 +214,9 @@ def _name_faults(document: schema.Document) -> Iterator[Fault]:
     for token, times in Counter(token.name for token in document.admin.tokens).items():
         if times > 1:
             yield "admin.tokens", f"{token!r} is the name of several tokens"
+        if token in ACTORS:
+            reason = f"{token!r} is what the gateway calls itself in the audit trail and the log"
+            yield "admin.tokens", f"{reason}: name the token after who holds it"
     bounds = Counter(size.max_prompt_tokens for size in document.size.values())
     if any(times > 1 for times in bounds.values()):
         yield "size", "two size classes have the same max_prompt_tokens"

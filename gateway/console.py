@@ -108,7 +108,7 @@ class _Console:
 
     async def live(self, request: Request) -> Response:
         self._access.viewer(request)
-        return json_answer(self._panel.view())
+        return Response(self._panel.document(), media_type="application/json")
 
     async def session(self, request: Request) -> Response:
         if not is_same_origin(request):

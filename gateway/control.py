@@ -16,6 +16,7 @@ from typing import Any
 from gateway.admission import Admission
 from gateway.app import Gateway
 from gateway.assembly import setup_of
+from gateway.audit import EXPIRY
 from gateway.config import ConfigError, load
 from gateway.domain import FlowSpec, MisuseError
 from gateway.endpoint import EngineTlsError
@@ -247,7 +248,7 @@ class Control:
         overlay, gone = expired(before, self.gateway.parts.clock())
         if gone:
             self._enforce(self.gateway.setup, overlay)
-            self._audit("expiry", before, gone)
+            self._audit(EXPIRY, before, gone)
         self._arm()
 
     # -- routes ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ bodies happen in threads.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -63,9 +64,9 @@ class CountingStage:
             for name, section in settings.document.model.items()
         }
         self._bounds = tuple((s.name, s.max_prompt_tokens) for s in settings.sizes)
-        # Size classes, each with the tokens above which a prompt is in it.
-        lowest = (0, *(most for _, most in self._bounds))
-        self._from = tuple(zip((name for name, _ in self._bounds), lowest, strict=False))
+        # Of each size class but the first, the tokens above which a prompt is in it.
+        self._sizes = tuple(name for name, _ in self._bounds)
+        self._above = tuple(most for _, most in self._bounds[:-1])
 
     async def classify(
         self, visit: Visit, principal: Principal, surface: Surface, body: Mapping[str, Any]
@@ -126,10 +127,9 @@ class CountingStage:
         cap = _cap(asked, model.max_model_len)
         return asked, count_prompts(model.counter, asked, cap, self._bounds[-1][1])
 
-    def _permitted(self, size_bytes: int) -> list[str]:
+    def _permitted(self, size_bytes: int) -> tuple[str, ...]:
         """Size classes that so many bytes allow: a token has at least one byte."""
-        most = size_bytes + SPECIALS
-        return [name for name, lowest in self._from if lowest <= most]
+        return self._sizes[: bisect_right(self._above, size_bytes + SPECIALS) + 1]
 
 
 def _model(section: schema.Model, counter: Counter, template: ChatTemplate) -> _Model:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.lifetime import Ending
 
@@ -28,6 +28,8 @@ _MAX_NUDGES = 8
 _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _KNOWN = {status.value: status.phrase for status in HTTPStatus}
+_NO_BODY = frozenset({204, 304})
+_UNSENDABLE = "the answer has a header that may not be sent"
 _STATUS_LINES = [b"HTTP/1.1 %d %b\r\n" % (n, _KNOWN.get(n, "").encode()) for n in range(600)]
 
 
@@ -246,33 +248,32 @@ class Cycle:
         return self._chunked
 
     def _make_head(self, status: int, headers: Any) -> bytes:
-        lines, names, values = [_STATUS_LINES[status]], [], []
-        for name, value in headers:
-            names.append(name)
-            values.append(value)
-            lines.append(b"%b: %b\r\n" % (name, value))
-            if name == b"content-length":
-                self._left_bytes = int(value)
-            elif name == b"connection" and value.lower() == b"close":
-                self.keep_alive = False
-        if not _sendable(tuple(names)) or _NOT_IN_VALUE.search(b"".join(values)):
-            raise RuntimeError("the answer has a header that may not be sent")
-        has_body = status not in {204, 304} and not self._is_head
-        if not has_body:
+        names, values = zip(*headers, strict=True) if headers else ((), ())
+        form = _form(status, names)
+        if _NOT_IN_VALUE.search(b"".join(values)):
+            raise RuntimeError(_UNSENDABLE)
+        if form.length_at is not None:
+            self._left_bytes = int(values[form.length_at])
+        if form.connection_at is not None and values[form.connection_at].lower() == b"close":
+            self.keep_alive = False
+        if status in _NO_BODY or self._is_head:
             self._left_bytes = 0
         elif self._left_bytes is None:
-            self._end_by_itself(lines)
-        if not self.keep_alive and b"connection" not in names:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        return b"".join(lines)
+            return self._unbounded(form, values)
+        return self._ended(form, values, b"")
 
-    def _end_by_itself(self, lines: list[bytes]) -> None:
+    def _unbounded(self, form: "_Form", values: tuple[bytes, ...]) -> bytes:
+        """The head of a body that ends by itself: with its last chunk, or with the connection."""
         if self._http10:
             self.keep_alive = False
-        else:
-            self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            return self._ended(form, values, b"")
+        self._chunked = True
+        return self._ended(form, values, b"transfer-encoding: chunked\r\n")
+
+    def _ended(self, form: "_Form", values: tuple[bytes, ...], framing: bytes) -> bytes:
+        if not self.keep_alive and form.connection_at is None:
+            framing += b"connection: close\r\n"
+        return b"%b%b\r\n" % (form.text % values, framing)
 
     def _frame(self, body: bytes, last: bool) -> bytes:
         if self._chunked:
@@ -294,10 +295,23 @@ class Cycle:
         self._connection.completed()
 
 
+class _Form(NamedTuple):
+    """A head with a place for each header's value, and where in it two of them stand."""
+
+    text: bytes
+    length_at: int | None
+    connection_at: int | None
+
+
 @lru_cache(maxsize=256)
-def _sendable(names: tuple[bytes, ...]) -> bool:
-    """Whether these may name headers: answers have the same few rows of names again and again."""
-    return _NOT_IN_NAME.search(b"".join(names)) is None
+def _form(status: int, names: tuple[bytes, ...]) -> _Form:
+    """Made once: answers have the same few rows of names again and again."""
+    if _NOT_IN_NAME.search(b"".join(names)):
+        raise RuntimeError(_UNSENDABLE)
+    lines = (b"%b: %%b\r\n" % name.replace(b"%", b"%%") for name in names)
+    places = {name: at for at, name in enumerate(names)}
+    text = _STATUS_LINES[status] + b"".join(lines)
+    return _Form(text, places.get(b"content-length"), places.get(b"connection"))
 
 
 def base_scope(transport: asyncio.BaseTransport) -> dict[str, Any]:

@@ -8,8 +8,8 @@ that begins it: after a restart its pool is still out of use, and nothing runs t
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.app import Gateway
@@ -17,7 +17,7 @@ from gateway.domain import Outcome
 from gateway.moves import RouteError
 from gateway.routing import RouteTable
 from gateway.state import StateError
-from gateway.steering import Extra, Move
+from gateway.steering import Extra, Move, StaleTableError
 from gateway.trail import Trail
 from gateway.visit import Visit
 
@@ -32,7 +32,7 @@ SHOWN = 20
 
 @dataclass(slots=True, eq=False)
 class _Drain:
-    """One drain. ``until_s`` is on the gateway's clock; ``seen`` is what ran there meanwhile."""
+    """One drain. ``began_s`` and ``until_s`` are on the gateway's clock; ``seen`` is what ran."""
 
     name: str
     pool: str | None
@@ -41,6 +41,7 @@ class _Drain:
     why: str
     since: str
     deadline_s: float
+    began_s: float
     until_s: float
     state: str = "draining"
     drained: int = 0
@@ -100,12 +101,40 @@ class Drains:
 
     # -- others ----------------------------------------------------------------------------
 
-    def begin_arm(self, route: str, pool: str, by: str, why: str) -> None:
-        """Drain what one route has in a pool that others go on using; the table stays."""
+    async def end_candidate(
+        self, route: str, by: str, drain: Move, change: Callable[[Move], Awaitable[Any]]
+    ) -> str:
+        """Drain the pool of ``drain``, in which ``route`` has nothing to begin any more.
+
+        Where other routes use it, only what this one has there is drained, and the table stays.
+
+        Args:
+            route: the name of the route that had the pool as its candidate.
+            by: in whose name.
+            drain: of the pool.
+            change: makes a move, as ``Steering.change`` does.
+
+        Returns:
+            The drain's name.
+
+        Raises:
+            RouteError: as of ``change``.
+            StateError: as of ``change``.
+        """
+        pool = drain.pool or ""
+        while not (table := self._gateway.setup.table).uses(pool):
+            try:
+                if pool not in table.draining:
+                    # The revision is one in which nobody else uses the pool.
+                    await change(replace(drain, revision=table.revision))
+            except StaleTableError:
+                continue
+            return pool
         name = f"{route}@{pool}"
-        drain = self._made(name, by, Move("drain", route=route, pool=pool, why=why))
-        drain.route, drain.pool = route, pool
-        self._begin(drain)
+        arm = self._made(name, by, drain)
+        arm.route, arm.pool = route, pool
+        self._begin(arm)
+        return name
 
     async def resume(self) -> None:
         """After a restart: what was draining is out of use still, and has nothing left to end.
@@ -135,10 +164,10 @@ class Drains:
     # -- one drain -------------------------------------------------------------------------
 
     def _made(self, name: str, who: str, move: Move) -> _Drain:
-        deadline_s = self._deadline_s(move)
-        until_s = self._gateway.parts.clock() + deadline_s
-        route, pool = (name, None) if "/" in name else (None, name)
-        return _Drain(name, pool, route, who, move.why, self._trail.at(), deadline_s, until_s)
+        deadline_s, now = self._deadline_s(move), self._gateway.parts.clock()
+        pool, route = (None, name) if "/" in name else (name, None)
+        told = (name, pool, route, who, move.why, self._trail.at())
+        return _Drain(*told, deadline_s, now, now + deadline_s)
 
     def _deadline_s(self, move: Move) -> float:
         if move.deadline_s is not None:
@@ -225,18 +254,22 @@ def _over(name: str, kept: Mapping[str, Any], now: float) -> _Drain:
     """A drain that is kept, and has nothing left to end."""
     told = (kept["pool"], kept["route"], kept["by"], kept["why"], kept["since"])
     drained, ended = int(kept["drained"]), int(kept["ended"])
-    return _Drain(name, *told, float(kept["deadline_s"]), now, "done", drained, ended)
+    return _Drain(name, *told, float(kept["deadline_s"]), now, now, "done", drained, ended)
 
 
 def _served(drain: _Drain, visit: Visit, here: frozenset[str], others: set[str]) -> bool:
-    """Whether a request runs on what drains; an engine of two pools serves both."""
-    if visit.engine is None:
+    """Whether a request runs on what drains; an engine of two pools serves both.
+
+    What began in the pool is its own also where the pool or the engine has left the configuration;
+    what comes later is not: the pool, or the route's candidate, may have been taken up again.
+    """
+    if visit.engine is None or visit.arrived_s > drain.began_s:
         return False
     if drain.route is not None and f"{visit.model}/{visit.size_class}" != drain.route:
         return False
     if drain.pool is None:
         return True
-    return visit.engine in here and (visit.engine not in others or visit.pool == drain.pool)
+    return visit.pool == drain.pool or (visit.engine in here and visit.engine not in others)
 
 
 def _end(visits: list[Visit]) -> int:

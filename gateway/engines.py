@@ -208,18 +208,27 @@ class Prober:
         self._change(engine, lambda h: after_success(h, self._clock(), self._probing.rules))
         await self._scrape(engine)
 
-    async def _scrape(self, engine: str) -> None:
+    async def page(self, engine: str) -> Scrape | None:
+        """Its metrics page as it is now, empty where it has none; None where it was not had whole.
+
+        Of two that are asked for one after another the second was made later.
+        """
         try:
             status, page = await self.get(engine, "/metrics", METRICS_BYTES)
         except WireError:
-            return  # shown figures go stale; health does not rest on them
+            return None
         if len(page) >= METRICS_BYTES:
-            return  # sums over a part of a page would be wrong figures
-        scrape = parse_metrics("")
-        if status == 200 and len(page) <= PARSE_INLINE_BYTES:
-            scrape = _figures(page)
-        elif status == 200:
-            scrape = await asyncio.to_thread(_figures, page)
+            return None  # sums over a part of a page would be wrong figures
+        if status != 200:
+            return Scrape()
+        if len(page) <= PARSE_INLINE_BYTES:
+            return _figures(page)
+        return await asyncio.to_thread(_figures, page)
+
+    async def _scrape(self, engine: str) -> None:
+        scrape = await self.page(engine)
+        if scrape is None:
+            return  # shown figures go stale; health does not rest on them
         self._change(engine, lambda h: after_scrape(h, scrape, self._clock(), self._probing.rules))
         if engine in self._health:
             self._on_page(self._health[engine])

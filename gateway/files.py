@@ -14,6 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from gateway.command import CommandError
+
 __all__ = [
     "PACKAGE",
     "ConfigError",
@@ -42,18 +44,24 @@ class Found(NamedTuple):
         return f"{at}: {self.reason}"
 
 
-class ConfigError(Exception):
+class ConfigError(CommandError):
     """A configuration can't be used: a line ``FILE: KEY: REASON`` for each of its ``faults``.
 
     ``file``, ``key`` and ``reason`` are the first one's; ``more`` are the others.
     """
 
+    exit_code = 2
+
     def __init__(self, file: Path, key: str, reason: str, more: Iterable[Found] = ()) -> None:
         self.faults = (Found(file, key, reason), *more)
-        super().__init__("\n".join(map(str, self.faults)))
+        super().__init__("\n".join(self.lines()))
         self.file = file
         self.key = key
         self.reason = reason
+
+    def lines(self) -> list[str]:
+        """Every fault."""
+        return list(map(str, self.faults))
 
 
 class Findings:

@@ -7,22 +7,22 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gateway.command import UsageError, add_group, add_json, add_verb
-from gateway.config import ConfigError, Settings, load
-from gateway.counters import load_counters
-from gateway.files import Findings, Found
+from gateway.command import Said, UsageError, add_group, add_json, add_verb
+from gateway.files import ConfigError, Findings, Found
 from gateway.keys import known_service_class, list_keys, make_key, revoke_key
-from gateway.observe import series_bound
-from gateway.review import replica_words, warnings_of
-from gateway.tls import certificates
-from gateway.tracing import make_tracer
+
+if TYPE_CHECKING:
+    from gateway.config import Settings
 
 __all__ = ["add_file_verbs"]
 
 
 def _check(args: argparse.Namespace) -> int:
+    from gateway.observe import series_bound  # noqa: PLC0415  not needed by keys
+    from gateway.review import replica_words, warnings_of  # noqa: PLC0415
+
     try:
         settings = _checked(args.config)
     except ConfigError as error:
@@ -43,12 +43,17 @@ def _check(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(path: Path) -> Settings:
+def _checked(path: Path) -> "Settings":
     """The settings, if a gateway could start with them.
 
     Raises:
         ConfigError: all that stops it.
     """
+    from gateway.config import load  # noqa: PLC0415  not needed by keys
+    from gateway.counters import load_counters  # noqa: PLC0415
+    from gateway.tls import certificates  # noqa: PLC0415
+    from gateway.tracing import make_tracer  # noqa: PLC0415
+
     settings, found = load(path), Findings()
     with found.step():
         load_counters(settings)
@@ -117,6 +122,8 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _keys_file(args: argparse.Namespace) -> Path:
+    from gateway.config import load  # noqa: PLC0415  not needed to make a key
+
     if args.keys_file is not None:
         return Path(args.keys_file)
     if args.config is None:
@@ -125,16 +132,14 @@ def _keys_file(args: argparse.Namespace) -> Path:
     return settings.file(settings.document.auth.keys_file)
 
 
-def add_file_verbs(verbs: Any) -> None:
+def add_file_verbs(verbs: Any, said: Said) -> None:
     """Declare ``check`` and ``keys``."""
-    check = add_verb(
-        verbs, "check", _check, "validate a configuration and print what it means", _CHECK
-    )
+    check = add_verb(verbs, "check", _check, said["check"], _CHECK)
     check.add_argument(
         "--config", type=Path, required=True, metavar="FILE", help="the configuration, in TOML"
     )
     add_json(check)
-    keys = add_group(verbs, "keys", "make, list and revoke keys for callers", _NEW)
+    keys = add_group(verbs, "keys", said["keys"], _NEW)
     new = add_verb(keys, "new", _new, "make a key, show it once, keep its digest", _NEW)
     new.add_argument("id", help="1 to 32 of a-z, 0-9 and hyphen; it stands in the log")
     new.add_argument(

@@ -51,15 +51,12 @@ class Ticket:
     arrived_s: float
     deadline_s: float
     cost: float
-    kv_tokens: int = field(init=False)
+    kv_tokens: int
     charged: float = 0.0
     due_s: float | None = None
     given_back: float = 0.0
     avoids: "tuple[EngineLedger, ...]" = ()
     shunned: "tuple[EngineLedger, ...]" = ()
-
-    def __post_init__(self) -> None:
-        self.kv_tokens = self.prompt_tokens + self.output_charge_tokens
 
     def within(self, limits: EngineLimits) -> bool:
         """Whether an engine with these limits could take it if it had nothing else to do."""

@@ -11,9 +11,8 @@ from typing import Any
 
 import httpx
 
-from gateway.admin_client import client_of, client_tls
-from gateway.admin_flags import ADMIN_URL
-from gateway.command import add_json, add_verb
+from gateway.admin_client import ADMIN_URL, client_of, client_tls, unreached
+from gateway.command import Said, add_json, add_verb
 
 __all__ = ["add_health_verb"]
 
@@ -40,16 +39,15 @@ def _ask(url: str, path: str, args: argparse.Namespace) -> tuple[bool, dict[str,
             answer = client.get(path)
             told = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return False, {"status": f"no answer: {str(error) or repr(error)}"}
+        return False, {"status": unreached(error)}
     if not isinstance(told, dict) or "status" not in told:
         return False, {"status": f"answered {answer.status_code}, but is no gateway"}
     return answer.status_code == 200, told
 
 
-def add_health_verb(verbs: Any) -> None:
+def add_health_verb(verbs: Any, said: Said) -> None:
     """Declare ``health``."""
-    said = "ask whether a gateway is ready for callers"
-    health = add_verb(verbs, "health", _health, said, _HEALTH)
+    health = add_verb(verbs, "health", _health, said["health"], _HEALTH)
     health.add_argument("--live", action="store_true", help="only whether it answers, ready or not")
     health.add_argument(
         "--admin-url", default=ADMIN_URL, metavar="URL", help=f"its admin listener ({ADMIN_URL})"

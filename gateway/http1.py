@@ -117,28 +117,35 @@ def request_head(
 
     Hop-by-hop headers and those of the framing are dropped: they are made here.
     """
-    lines = [_first_lines(method, target, host)]
-    # Two searches over all headers cost what two over one of them do.
+    # Heads of one kind differ in their values alone, and one search over all of those is enough.
     names, values = zip(*headers, strict=True) if headers else ((), ())
-    if not _are_tokens(names) or _NOT_IN_VALUE.search(b"".join(values)):
+    form, dropped = _form(method, target, host, names)
+    if not form or _NOT_IN_VALUE.search(b"".join(values)):
         raise ValueError(f"request headers {_unsendable(headers)!r}: not sendable")
-    lines += [b"%b: %b" % header for header in headers if header[0].lower() not in _HOP_BY_HOP]
+    if dropped:
+        values = tuple(value for at, value in enumerate(values) if at not in dropped)
     if length or method == b"POST":
-        lines.append(b"content-length: %d" % length)
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines)
+        return b"%bcontent-length: %d\r\n\r\n" % (form % values, length)
+    return b"%b\r\n" % (form % values)
 
 
 @lru_cache(maxsize=256)
-def _first_lines(method: bytes, target: bytes, host: bytes) -> bytes:
+def _form(
+    method: bytes, target: bytes, host: bytes, names: tuple[bytes, ...]
+) -> tuple[bytes, frozenset[int]]:
+    """A head with a place for each value, and which of the names are left out of it.
+
+    Empty where one of the names is none.
+    """
     if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(target):
         raise ValueError(f"request line {method!r} {target!r}: not sendable")
-    return b"%b %b HTTP/1.1\r\nhost: %b" % (method, target, host)
-
-
-@lru_cache(maxsize=256)
-def _are_tokens(names: tuple[bytes, ...]) -> bool:
-    return all(names) and _NOT_IN_TOKEN.search(b"".join(names)) is None
+    if not all(names) or _NOT_IN_TOKEN.search(b"".join(names)):
+        return b"", frozenset()
+    dropped = frozenset(at for at, name in enumerate(names) if name.lower() in _HOP_BY_HOP)
+    first = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, host)
+    kept = (name for at, name in enumerate(names) if at not in dropped)
+    lines = (name.replace(b"%", b"%%") + b": %b\r\n" for name in kept)
+    return first.replace(b"%", b"%%") + b"".join(lines), dropped
 
 
 def _unsendable(headers: Sequence[Header]) -> list[bytes]:

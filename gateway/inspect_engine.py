@@ -62,7 +62,7 @@ _RENAMED = MappingProxyType(
 )
 _NULLABLE = frozenset(
     {"quantization", "max_num_queued_reqs", "max_num_queued_tokens", "kv_cache_memory_bytes"}
-    | {"num_gpu_blocks_override"}
+    | {"max_num_active_seqs", "num_gpu_blocks_override"}
 )
 
 

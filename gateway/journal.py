@@ -1,8 +1,8 @@
 """Writes log lines without ever making a request wait for the disk or a slow reader.
 
-Each line gets the wall time. Lines gather in a queue; one thread writes what has gathered, twenty
-times a second. Beyond a
-bound lines are dropped and counted, and the count is written as a line of its own.
+Each line gets the wall time. Lines gather in a queue; one thread writes what has gathered, at most
+ten times a second, and sleeps while there is nothing. Beyond a bound lines are dropped and counted,
+and the count is written as a line of its own.
 """
 
 import threading
@@ -16,7 +16,7 @@ import orjson
 
 __all__ = ["Journal"]
 
-EVERY_S = 0.05
+EVERY_S = 0.1
 CLOSE_S = 2.0
 
 
@@ -34,7 +34,7 @@ class Journal:
         self._lines: deque[bytes] = deque()
         self._dropped = 0
         self._second, self._text = -1, b""
-        self._closed = threading.Event()
+        self._some, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
@@ -42,6 +42,8 @@ class Journal:
         """Write one JSON object and line soon, with its time, or count it as dropped."""
         if len(self._lines) < self._max_lines:
             self._lines.append(b'{"at":"%b",%b' % (self._now(), line[1:]))
+            if not self._some.is_set():
+                self._some.set()
         else:
             self._dropped += 1
 
@@ -68,16 +70,19 @@ class Journal:
     def close(self) -> None:
         """Write what waits and stop; a reader that does not read is not waited for."""
         self._closed.set()
+        self._some.set()
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while not self._closed.wait(EVERY_S):
+            self._some.wait()
+            self._some.clear()
             self._write()
         self._write()
 
     def _write(self) -> None:
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        dropped, self._dropped = self._dropped, 0
+        count, dropped, self._dropped = len(lines), self._dropped, 0
         if dropped:
             lost = {"event": "log_lines_dropped", "count": dropped}
             lines.append(orjson.dumps(lost, option=orjson.OPT_APPEND_NEWLINE))
@@ -87,4 +92,5 @@ class Journal:
             self._file.write(b"".join(lines))
             self._file.flush()
         except OSError:  # a full disk or a reader that left: told as soon as writing works again
-            self._dropped += len(lines)
+            self._dropped += count + dropped
+            self._some.set()

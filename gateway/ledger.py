@@ -24,6 +24,7 @@ RAMP_S = 30.0
 
 # Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
 _UNUSABLE, _CLASS_CAP, _TOO_LARGE, _SHARED, _HELD = Obstacle
+_NOTHING = (0, 0)
 
 
 class EngineLedger:
@@ -45,15 +46,14 @@ class EngineLedger:
         self.caps = dict(limits.max_prefilling)
         self.slot_limit = limits.slots
         self.rate = limits.prefill_tokens_per_s
-        self.slots_used = 0
-        self.prefill_used = 0
-        self.kv_used = 0
+        self.slots_used = self.prefill_used = self.kv_used = 0
         self.slots_by_flow: dict[Flow, int] = {}
         self.prefill_by_flow: dict[Flow, int] = {}
         self.prefilling: dict[str, int] = {}
         self.reserved: dict[Flow, tuple[int, int]] = {}
-        self.unused_slots = 0
-        self.unused_prefill = 0
+        # What of its reservation each flow has not used: slots and prefill tokens.
+        self._spare: dict[Flow, tuple[int, int]] = {}
+        self.unused_slots = self.unused_prefill = 0
         self.unary: dict[int, Lease] = {}
         self.hold: Hold | None = None
         self.last_exceptional_s = float("-inf")
@@ -69,6 +69,7 @@ class EngineLedger:
         self.full: list[str] = []
         self.left = (0, 0)
         self._promised = (0, 0, 0)
+        self._note_full()
         self._changed()
 
     # -- what fits -------------------------------------------------------------------------
@@ -82,7 +83,7 @@ class EngineLedger:
         hold = self.hold
         if hold is not None and hold.exceptional and hold.flow is flow:
             room = self._room_alone(ticket)
-        elif flow in self.reserved:
+        elif flow in self._spare:
             room = self._room(flow, ticket)
         else:
             room = (
@@ -158,14 +159,10 @@ class EngineLedger:
         )
 
     def _room(self, flow: Flow, ticket: Ticket) -> bool:
-        slots, prefill = self._slot_room, self._prefill_room
-        own = self.reserved.get(flow)
-        if own is not None:
-            slots += max(0, own[0] - self.slots_by_flow.get(flow, 0))
-            prefill += max(0, own[1] - self.prefill_by_flow.get(flow, 0))
+        slots, prefill = self._spare.get(flow, _NOTHING)
         return (
-            ticket.slots <= slots
-            and ticket.prompt_tokens <= prefill
+            ticket.slots <= self._slot_room + slots
+            and ticket.prompt_tokens <= self._prefill_room + prefill
             and ticket.kv_tokens <= self._kv_room
         )
 
@@ -182,8 +179,6 @@ class EngineLedger:
         self._slot_room = self.slot_limit - self.slots_used - self.unused_slots
         self._prefill_room = limits.prefill_tokens - self.prefill_used - self.unused_prefill
         self._kv_room = limits.kv_tokens - self.kv_used
-        found = self.prefilling.get
-        self.full = [size for size, cap in self.caps.items() if found(size, 0) >= cap]
         self.left = (self.prefill_used, self.slots_used)
         self.version += 1
 
@@ -226,9 +221,8 @@ class EngineLedger:
             ahead = self.prefill_used + ticket.prompt_tokens
             lease.prefill_until_s = now + unstreamed_prefill_s(ahead, self.rate)
             self.unary[lease_id] = lease
-        self._charge_slots(flow, ticket.slots)
-        self._charge_prefill(flow, ticket.prompt_tokens)
-        self.prefilling[flow.size_class] = self.prefilling.get(flow.size_class, 0) + 1
+        self._seat(flow.size_class, 1)
+        self._charge(flow, ticket.slots, ticket.prompt_tokens)
         self.kv_used += ticket.kv_tokens
         self._changed()
         return lease
@@ -242,6 +236,7 @@ class EngineLedger:
         """
         if not self._end_prefill(lease):
             return
+        self._charge(lease.flow, 0, -lease.ticket.prompt_tokens)
         self._changed()
         if now is not None and lease.ticket.streamed:
             tokens = lease.prefill_ahead_tokens + lease.ticket.prompt_tokens
@@ -252,8 +247,7 @@ class EngineLedger:
         ended, lease.prefilling = lease.prefilling, False
         if ended:
             self.unary.pop(lease.id, None)
-            self._charge_prefill(lease.flow, -lease.ticket.prompt_tokens)
-            self.prefilling[lease.flow.size_class] -= 1
+            self._seat(lease.flow.size_class, -1)
         return ended
 
     def grow(self, lease: Lease, output_tokens: int) -> None:
@@ -267,36 +261,41 @@ class EngineLedger:
 
     def release(self, lease: Lease) -> None:
         """Give everything back. The owner of the leases sees to it that this happens once."""
-        self._end_prefill(lease)
-        self._charge_slots(lease.flow, -lease.ticket.slots)
+        tokens = lease.ticket.prompt_tokens if self._end_prefill(lease) else 0
+        self._charge(lease.flow, -lease.ticket.slots, -tokens)
         self.kv_used -= lease.kv_tokens
         self._changed()
-        if min(self.slots_used, self.prefill_used, self.kv_used) < 0:
+        if self.slots_used < 0 or self.prefill_used < 0 or self.kv_used < 0:
             raise MisuseError(f"ledger of {self.name} went negative: {self!r}")
 
-    def _charge_slots(self, flow: Flow, slots: int) -> None:
-        before = self.slots_by_flow.get(flow, 0)
-        after = before + slots
-        self.slots_used += slots
-        reserved = self.reserved.get(flow)
-        if reserved is not None:
-            self.unused_slots += max(0, reserved[0] - after) - max(0, reserved[0] - before)
-        if after:
-            self.slots_by_flow[flow] = after
-        else:
-            self.slots_by_flow.pop(flow, None)
+    def _seat(self, size_class: str, more: int) -> None:
+        self.prefilling[size_class] = self.prefilling.get(size_class, 0) + more
+        if size_class in self.caps:
+            self._note_full()
 
-    def _charge_prefill(self, flow: Flow, tokens: int) -> None:
-        before = self.prefill_by_flow.get(flow, 0)
-        after = before + tokens
+    def _note_full(self) -> None:
+        found = self.prefilling.get
+        self.full = [size for size, cap in self.caps.items() if found(size, 0) >= cap]
+
+    def _charge(self, flow: Flow, slots: int, tokens: int) -> None:
+        self.slots_used += slots
         self.prefill_used += tokens
-        reserved = self.reserved.get(flow)
-        if reserved is not None:
-            self.unused_prefill += max(0, reserved[1] - after) - max(0, reserved[1] - before)
-        if after:
-            self.prefill_by_flow[flow] = after
-        else:
-            self.prefill_by_flow.pop(flow, None)
+        held = self.slots_by_flow.get(flow, 0) + slots, self.prefill_by_flow.get(flow, 0) + tokens
+        self.slots_by_flow[flow], self.prefill_by_flow[flow] = held
+        if not held[0]:  # what has nothing is not kept
+            del self.slots_by_flow[flow]
+        if not held[1]:
+            del self.prefill_by_flow[flow]
+        if flow in self._spare:
+            self._note_spare(flow)
+
+    def _note_spare(self, flow: Flow) -> None:
+        before, (slots, tokens) = self._spare.get(flow, _NOTHING), self.reserved[flow]
+        slots = max(0, slots - self.slots_by_flow.get(flow, 0))
+        tokens = max(0, tokens - self.prefill_by_flow.get(flow, 0))
+        self._spare[flow] = slots, tokens
+        self.unused_slots += slots - before[0]
+        self.unused_prefill += tokens - before[1]
 
     def _end_older_unary(self, streamed: Lease) -> None:
         """On a first-come engine, whatever was sent before a request that answers is prefilled."""
@@ -314,12 +313,12 @@ class EngineLedger:
             if f.reserved_slots or f.reserved_prefill_tokens
         }
         self._promised, self.unused_slots, self.unused_prefill = (0, 0, 0), 0, 0
+        self._spare.clear()
         for flow, (slots, tokens) in self.reserved.items():
             all_slots, all_tokens, all_kv = self._promised
             kv = slots * flow.largest_kv_tokens
             self._promised = (all_slots + slots, all_tokens + tokens, all_kv + kv)
-            self.unused_slots += max(0, slots - self.slots_by_flow.get(flow, 0))
-            self.unused_prefill += max(0, tokens - self.prefill_by_flow.get(flow, 0))
+            self._note_spare(flow)
         self.ramp(now)
         self._changed()
 
@@ -327,6 +326,7 @@ class EngineLedger:
         """Configure other limits and put them in force; what runs is never cancelled."""
         self.configured = limits
         self.caps = dict(limits.max_prefilling)
+        self._note_full()
         self.adapt(limits, now)
 
     def adapt(self, limits: EngineLimits, now: float) -> None:

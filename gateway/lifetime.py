@@ -53,28 +53,30 @@ class Timeline:
     max_gap_s: float = 0.0
     gaps: list[int] = field(default_factory=list)
     events: int = 0
+    tells_at: int = PROGRESS_EVENTS
     ended_s: float | None = None
 
     def saw(self, events: int) -> float:
         """Note that the stream now stands at ``events`` data events; returns the time."""
         now = self.clock()
-        if self.last_event_s is None:
-            self.first_event_s = now
-            self.gaps = [0] * (len(BOUNDS_S) + 1)
-            if self.on_first_event is not None:
-                self.on_first_event()
+        last_s, self.last_event_s, self.events = self.last_event_s, now, events
+        if last_s is None:
+            self._began(now)
         else:
-            gap_s = now - self.last_event_s
+            gap_s = now - last_s
             self.gaps[bisect_left(BOUNDS_S, gap_s)] += 1
             self.max_gap_s = max(self.max_gap_s, gap_s)
-        self.last_event_s = now
-        if (
-            self.on_progress is not None
-            and events // PROGRESS_EVENTS > self.events // PROGRESS_EVENTS
-        ):
-            self.on_progress(events)
-        self.events = events
+        if events >= self.tells_at:
+            self.tells_at = events - events % PROGRESS_EVENTS + PROGRESS_EVENTS
+            if self.on_progress is not None:
+                self.on_progress(events)
         return now
+
+    def _began(self, now: float) -> None:
+        self.first_event_s = now
+        self.gaps = [0] * (len(BOUNDS_S) + 1)
+        if self.on_first_event is not None:
+            self.on_first_event()
 
     def broke(self) -> None:
         """The stream ended before its end: the silence before that was a stall too."""

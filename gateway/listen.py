@@ -42,6 +42,7 @@ class Listener(uvicorn.Server):
         super().__init__(config)
         self.certificates = certificates
         self.listening = asyncio.Event()
+        self.ending = asyncio.Event()
         self.bound: socket.socket | None = None
         if certificates is not None:
             limits = limits or EdgeLimits()
@@ -56,6 +57,10 @@ class Listener(uvicorn.Server):
         """Accept connections, and say so."""
         await super().startup(sockets=sockets)
         self.listening.set()
+
+    async def main_loop(self) -> None:
+        """Wait to be told; uvicorn's own looks ten times a second, for a date that is not sent."""
+        await self.ending.wait()
 
     def bind(self) -> socket.socket:
         """The listening socket; raises ``OSError`` naming the address that can't be had."""
@@ -123,7 +128,7 @@ async def listening(listener: Listener) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        listener.should_exit = True
         listener.force_exit = True
+        listener.ending.set()
         await serving
         listener.tidy()

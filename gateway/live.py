@@ -1,18 +1,21 @@
 """Decides what the last minute was like: rates and percentiles between two readings of counters.
 
+And for how long what was shown to one who looks is shown to others.
+
 A ``Reading`` is what all counters said at one moment; the difference of two is what happened
 between. Percentiles come from a histogram's buckets, straight inside a bucket, so they are as
 fine as the buckets are. Keys are (size class, service class). Pure: no I/O, no clock.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["SPAN_S", "Percentiles", "Reading", "Recent", "Window", "percentile", "recent"]
+__all__ = ["SPAN_S", "Percentiles", "Reading", "Recent", "Shown", "Window", "percentile", "recent"]
 
 SPAN_S = 60.0
 STEP_S = 1.0
+SHOWN_S = 0.5
 
 Class = tuple[str, str]
 
@@ -68,6 +71,20 @@ class Window:
     def first(self) -> Reading | None:
         """The reading that the present one is to be compared with."""
         return self._readings[0] if self._readings else None
+
+
+class Shown:
+    """The document that all who look are shown: making it keeps the loop for milliseconds."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[float, Hashable, bytes] | None = None
+
+    def get(self, state: Hashable, make: Callable[[], bytes], now: float) -> bytes:
+        """The one that is there, unless it is ``SHOWN_S`` old or of another ``state``."""
+        kept = self._kept
+        if kept is None or now - kept[0] >= SHOWN_S or kept[1] != state:
+            kept = self._kept = now, state, make()
+        return kept[2]
 
 
 def recent(before: Reading, after: Reading, bounds_s: Sequence[float]) -> Recent:

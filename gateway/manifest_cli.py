@@ -15,8 +15,7 @@ from typing import Any
 import orjson
 
 from gateway.admin_flags import add_admin_flags
-from gateway.command import add_group, add_verb
-from gateway.inspect_engine import probe_of_tokenizer
+from gateway.command import Said, add_group, add_verb
 from gateway.manifest import ABSENT, Change, Record, diff, document, overlay, seal
 from gateway.manifest_fields import RecordError, Scalar
 from gateway.manifest_files import (
@@ -68,6 +67,8 @@ def _sealed(args: argparse.Namespace, parent: Record | None) -> Record:
     if args.baseline is not None:
         fields = with_baseline(fields, args.baseline)
     if args.tokenizer is not None:
+        from gateway.inspect_engine import probe_of_tokenizer  # noqa: PLC0415  slow to load
+
         found = probe_of_tokenizer(args.tokenizer)
         if fields.setdefault(PROBE, found) != found:
             raise RecordError(f"{PROBE}: is not that of {args.tokenizer}, which is {found}")
@@ -155,9 +156,9 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def add_manifest_verbs(verbs: Any) -> None:
+def add_manifest_verbs(verbs: Any, said: Said) -> None:
     """Declare ``manifest`` and its verbs."""
-    group = add_group(verbs, "manifest", "seal and check records to roll back to", _MANIFEST)
+    group = add_group(verbs, "manifest", said["manifest"], _MANIFEST)
     _add_seal(group)
     two = add_verb(
         group, "diff", _diff, "say exactly what changes from one record to another", _DIFF

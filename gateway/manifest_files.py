@@ -156,7 +156,8 @@ def read_decision(path: Path, *, candidate: bool) -> Decision:
 
 def read_launch(path: Path) -> LaunchRecord:
     """A launch record; raises ``RecordError``."""
+    content = _bytes(path)
     try:
-        return launch_record(_bytes(path))
+        return launch_record(content)
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error

@@ -33,13 +33,13 @@ class _Pages:
     async def manifests(self, request: Request) -> Response:
         """All in brief; with ``digest`` one whole, with ``pool`` what it is held against here."""
         if request.method == "POST":
-            return await answered(self._keep(request))
+            return await answered(request, self._keep(request))
         self._access.viewer(request)
-        return await answered(self._look(request.query_params))
+        return await answered(request, self._look(request.query_params))
 
     async def verifications(self, request: Request) -> Response:
         """Hold a record against a pool here, or write down what was found elsewhere."""
-        return await answered(self._verify(request))
+        return await answered(request, self._verify(request))
 
     async def _look(self, asked: Any) -> dict[str, Any]:
         told: dict[str, Any] = {"manifests": await self._desk.rows()}

@@ -4,18 +4,14 @@ Exit codes: 0 done; 1 a gateway said no or can't be reached; 2 wrong usage.
 """
 
 import argparse
-import asyncio
 import json
-import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gateway.admin_client import change_limits
 from gateway.admin_flags import add_admin_flags, admins_of, look, print_answers
-from gateway.command import UsageError, add_group, add_json, add_verb, print_table
-from gateway.endpoint import EngineTlsError, engine_context
-from gateway.schema import EngineTls
+from gateway.command import Said, UsageError, add_group, add_json, add_verb, print_table
 
 __all__ = ["add_operator_verbs"]
 
@@ -124,7 +120,9 @@ def _add(into: dict[str, Any], row: dict[str, Any]) -> None:
 
 
 def _probe(args: argparse.Namespace) -> int:
-    from gateway.capability import probe_priority  # noqa: PLC0415  not needed by other verbs
+    import asyncio  # noqa: PLC0415  not needed by other verbs
+
+    from gateway.capability import probe_priority  # noqa: PLC0415
 
     key = None if args.api_key_file is None else args.api_key_file.read_text().strip()
     url = args.url.rstrip("/")
@@ -142,8 +140,11 @@ def _probe(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _engine_tls(url: str, args: argparse.Namespace) -> ssl.SSLContext | None:
+def _engine_tls(url: str, args: argparse.Namespace) -> Any:
     """As ``[upstream.tls]`` has it: an https engine is always verified."""
+    from gateway.endpoint import EngineTlsError, engine_context  # noqa: PLC0415
+    from gateway.schema import EngineTls  # noqa: PLC0415
+
     files = {key: getattr(args, key.removeprefix("client_")) for key in EngineTls.model_fields}
     given = {key: str(path) for key, path in files.items() if path is not None}
     if not url.startswith("https://"):
@@ -159,9 +160,9 @@ def _engine_tls(url: str, args: argparse.Namespace) -> ssl.SSLContext | None:
         raise UsageError(f"--{flag}: {error.reason}") from error
 
 
-def add_operator_verbs(verbs: Any) -> None:
+def add_operator_verbs(verbs: Any, said: Said) -> None:
     """Declare ``limits``, ``reload``, ``usage`` and ``engines``."""
-    limits = add_group(verbs, "limits", "show and change the limits of running gateways", _LIMITS)
+    limits = add_group(verbs, "limits", said["limits"], _LIMITS)
     _address(add_verb(limits, "show", _show, "show the limits in force", _SHOW))
     setting = add_verb(limits, "set", _set, "set limits, on all gateways or on none", _SET)
     setting.add_argument(
@@ -171,8 +172,8 @@ def add_operator_verbs(verbs: Any) -> None:
         help="a path as limits show prints it; default takes it back",
     )
     _address(setting, expires=True)
-    said = "refuse new requests of a flow, or give an engine none"
-    pause = add_verb(limits, "pause", _pause, said, _PAUSE)
+    effect = "refuse new requests of a flow, or give an engine none"
+    pause = add_verb(limits, "pause", _pause, effect, _PAUSE)
     resume = add_verb(limits, "resume", _resume, "take a pause back", _RESUME)
     for verb in (pause, resume):
         verb.add_argument(
@@ -182,9 +183,12 @@ def add_operator_verbs(verbs: Any) -> None:
             help="flow.SIZE.SERVICE, flow.MODEL.SIZE.SERVICE or engine.ADDRESS",
         )
         _address(verb, expires=verb is pause)
-    _address(add_verb(verbs, "reload", _reload, "read the configuration and keys anew", _RELOAD))
-    _address(add_verb(verbs, "usage", _usage, "sum what each caller has used", _USAGE))
-    engines = add_group(verbs, "engines", "ask engines what they can do", _PROBE)
+    _address(add_verb(verbs, "reload", _reload, said["reload"], _RELOAD))
+    _address(add_verb(verbs, "usage", _usage, said["usage"], _USAGE))
+    _add_probe(add_group(verbs, "engines", said["engines"], _PROBE))
+
+
+def _add_probe(engines: Any) -> None:
     probe = add_verb(
         engines, "probe", _probe, "find out whether an idle engine honours priorities", _PROBE
     )

@@ -72,7 +72,16 @@ def note_of(
     """What is written down of a move from the first table to the second."""
     name = move.route or move.pool or ("*" if move.everything else None)
     before, after = tables
-    return Note(who, move.action, name, before.revision, after.revision, move.why, detail)
+    return Note(who, move.action, name, before.revision, after.revision, _why(move), detail)
+
+
+def _why(move: Move) -> str:
+    """The reason that is shown: also the one for a canary that goes without a rollback record."""
+    reason = move.options.get("without_record")
+    given = reason.strip() if isinstance(reason, str) and move.action == "canary" else ""
+    if not given or given in move.why:
+        return move.why
+    return f"{move.why}; without a record: {given}" if move.why else f"without a record: {given}"
 
 
 def _redirected(before: RouteTable, move: Move, pools: moves.Pools) -> RouteTable:

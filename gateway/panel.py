@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import orjson
+
 from gateway.contract import CONTRACT
 from gateway.control import Control
 from gateway.domain import Arm, Outcome
 from gateway.lease import EngineView
 from gateway.limits import PAUSED
-from gateway.live import Recent, Window, recent
+from gateway.live import Recent, Shown, Window, recent
 from gateway.status import readiness
 from gateway.tallies import BOUNDS_S
 from gateway.verdicts import FlowView
@@ -39,12 +41,22 @@ class Panel:
         self._gateway = control.gateway
         self._routes = routes
         self._window = Window()
+        self._shown = Shown()
 
     async def run(self) -> None:
         """Take readings for as long as it runs."""
         while True:
             self._window.add(self._gateway.parts.observer.reading(self._gateway.parts.clock()))
             await asyncio.sleep(EVERY_S)
+
+    def document(self) -> bytes:
+        """``view`` as JSON, a moment old at most, and never of other routes or limits."""
+        gateway, limits = self._gateway, self._control.overlay
+        state = (gateway.setup.table.revision, limits.revision, gateway.draining)
+        return self._shown.get(state, self._made, gateway.parts.clock())
+
+    def _made(self) -> bytes:
+        return orjson.dumps(self.view(), option=orjson.OPT_APPEND_NEWLINE)
 
     def view(self) -> dict[str, Any]:
         """Everything, as one JSON object."""

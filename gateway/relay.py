@@ -292,7 +292,9 @@ class _Run:
         if status == 503:
             return self._unsent(Outcome.ENGINE_REJECTED, 503, "status_503", body)
         facts = scan_answer(body, self._call.surface)
-        good = status < 300 and not facts.error and facts.finish_reason not in _BAD_REASONS
+        if status < 300 and facts.finish_reason in _BAD_REASONS:  # cut short, as 200
+            return self._unsent(Outcome.ENGINE_REJECTED, 503, f"finish_{facts.finish_reason}")
+        good = status < 300 and not facts.error
         outcome = _COMPLETED if good else Outcome.ENGINE_ERROR
         length = () if status == 204 else ((b"content-length", b"%d" % len(body)),)
         said = (*length, (b"x-sluicegate-outcome", outcome.encode()))

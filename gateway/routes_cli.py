@@ -7,15 +7,18 @@ about; where nobody can be asked it needs ``--yes``.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gateway.admin_flags import add_admin_flags, admins_of, look, print_answers
 from gateway.canary_cli import add_canary_flags, add_watch_verb, canary_options
-from gateway.command import UsageError, add_group, add_verb, plain, print_table
-from gateway.rehearse_cli import add_rehearse_verbs
-from gateway.rehearse_local import Bundle
+from gateway.command import Said, UsageError, add_group, add_verb, plain, print_table
+from gateway.rehearsal_flags import add_rehearse_verbs
 from gateway.route_client import Asked, ask_all, carry_out, set_pool
+
+if TYPE_CHECKING:
+    from gateway.rehearsal_stage import Bundle
 
 __all__ = ["add_route_verbs"]
 
@@ -200,6 +203,21 @@ def _side(side: Mapping[str, Any]) -> str:
     return f"{side['stable']}{share}"
 
 
+# -- rehearsing, which takes long to load --------------------------------------------------
+
+
+def _rehearse(bundle: "Callable[[], Bundle]", args: argparse.Namespace) -> int:
+    from gateway.rehearsal_cli import rehearse  # noqa: PLC0415
+
+    return rehearse(bundle(), args)
+
+
+def _rehearsals(args: argparse.Namespace) -> int:
+    from gateway.rehearsal_cli import show_rehearsals  # noqa: PLC0415
+
+    return show_rehearsals(args)
+
+
 # -- pools ---------------------------------------------------------------------------------
 
 
@@ -229,19 +247,22 @@ def _pools_set(args: argparse.Namespace) -> int:
 # -- the parser ----------------------------------------------------------------------------
 
 
-def add_route_verbs(verbs: Any, bundle: Bundle) -> None:
-    """Declare ``routes`` and ``pools``; ``bundle`` is what a rehearsal of its own needs."""
-    routes = add_group(verbs, "routes", "show and change where requests go", _ROUTES)
+def add_route_verbs(verbs: Any, said: Said, bundle: "Callable[[], Bundle]") -> None:
+    """Declare ``routes`` and ``pools``; ``bundle`` makes what a rehearsal of its own needs."""
+    routes = add_group(verbs, "routes", said["routes"], _ROUTES)
     add_admin_flags(add_verb(routes, "show", _show, "show routes, pools and the last moves", _SHOW))
     _add_moves(routes)
     add_watch_verb(routes)
-    add_rehearse_verbs(routes, bundle)
+    add_rehearse_verbs(routes, partial(_rehearse, bundle), _rehearsals)
     audit = add_verb(
         routes, "audit", _audit, "show who changed what, and whether it is whole", _AUDIT
     )
     audit.add_argument("--limit", type=int, default=20, metavar="N", help="entries (20)")
     add_admin_flags(audit)
-    pools = add_group(verbs, "pools", "show and change the engines of pools", _POOLS)
+    _add_pools(add_group(verbs, "pools", said["pools"], _POOLS))
+
+
+def _add_pools(pools: Any) -> None:
     add_admin_flags(add_verb(pools, "show", _pools_show, "show the engines of all pools", _POOLS))
     said = "give a pool these engines, until a restart or its keys change"
     setting = add_verb(pools, "set", _pools_set, said, _POOLS_SET)

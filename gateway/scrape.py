@@ -18,6 +18,7 @@ _WANTED = MappingProxyType(
         "vllm:num_requests_running": "running",
         "vllm:num_requests_waiting": "waiting",
         "process_start_time_seconds": "process_start_s",
+        "process_cpu_seconds_total": "cpu_s",
         "vllm:iteration_tokens_total_count": "iterations",
         "vllm:num_preemptions_total": "preemptions",
         "vllm:kv_cache_usage_perc": "kv_usage",
@@ -35,12 +36,14 @@ class Scrape:
     """What an engine's metrics page said; ``None``: it did not say.
 
     ``capacity_waiting`` are requests that wait for room in the engine, where it tells them apart
-    from those that wait for something else. ``served`` is a digest of the cache configuration.
+    from those that wait for something else. ``served`` is a digest of the cache configuration,
+    ``cpu_s`` what the process has used of processors.
     """
 
     running: float | None = None
     waiting: float | None = None
     process_start_s: float | None = None
+    cpu_s: float | None = None
     iterations: float | None = None
     preemptions: float | None = None
     kv_usage: float | None = None

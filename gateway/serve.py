@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import uvloop
+from starlette.applications import Starlette
 
 from gateway.admin import build_admin
 from gateway.app import Gateway
@@ -32,7 +33,7 @@ from gateway.journal import Journal
 from gateway.listen import Listener, listening
 from gateway.manifest_desk import Desk
 from gateway.panel import Panel
-from gateway.rehearse import Rehearsals
+from gateway.rehearsal_desk import Rehearsals
 from gateway.review import warnings_of
 from gateway.routing import RouteTable
 from gateway.state import StateError
@@ -44,8 +45,14 @@ __all__ = ["run"]
 
 FIRST_ROUND_S = 10.0
 LAST_ANSWERS_S = 2.0
-ADMIN_LIMITS = EdgeLimits(header_bytes=16 << 10, max_connections=256)
+# A browser opens six; one address must not be able to keep everybody else out.
+ADMIN_LIMITS = EdgeLimits(
+    header_bytes=16 << 10, max_connections=256, max_connections_per_address=64
+)
 POLL_S = 0.02
+# How long the loop waits for a thread that renders a prompt before that has to let it in; with the
+# default of 5 ms every turn of the loop could be so late.
+SWITCH_S = 0.001
 
 
 def run(settings: Settings) -> int:
@@ -88,17 +95,20 @@ async def _serve_routes(
     control = Control(gateway, shown, trail)
     callers = _callers(gateway, shown)
     steering = Steering(control)
-    drains, canaries, rehearsals = _followers(steering)
+    desk = Desk(gateway, trail)
+    drains, canaries, rehearsals = _followers(steering, desk)
     await drains.resume()
     await rehearsals.resume()
     panel = Panel(control, steering.view)
-    operators = _operators(steering, panel, rehearsals, shown)
+    application = build_admin(control, steering, panel=panel, rehearsals=rehearsals, desk=desk)
+    operators = _operators(application, settings, shown)
     for warning in (*settings.warnings, *warnings_of(settings), *state_warnings(trail)):
         journal.event("warning", message=warning)
     # What lives as long as the process need not be looked through by every full collection, which
     # would stop the loop for some 20 ms each time.
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
     signals = _signals()
     fleet, identity = gateway.parts.fleet, gateway.parts.identity
     async with (
@@ -151,11 +161,9 @@ def _callers(gateway: Gateway, shown: Mapping[str, Certificates]) -> Listener:
 
 
 def _operators(
-    steering: Steering, panel: Panel, rehearsals: Rehearsals, shown: Mapping[str, Certificates]
+    application: Starlette, settings: Settings, shown: Mapping[str, Certificates]
 ) -> Listener:
-    control = steering.control
-    admin = control.gateway.setup.settings.document.admin
-    application = build_admin(control, steering, panel=panel, rehearsals=rehearsals)
+    admin = settings.document.admin
     return Listener(
         uvicorn_config(application, admin.host, admin.port, ADMIN_LIMITS),
         shown.get("admin"),
@@ -163,11 +171,10 @@ def _operators(
     )
 
 
-def _followers(steering: Steering) -> tuple[Drains, Canaries, Rehearsals]:
+def _followers(steering: Steering, desk: Desk) -> tuple[Drains, Canaries, Rehearsals]:
     """What takes part in every move of the routes."""
     gateway, trail = steering.control.gateway, steering.control.trail
     drains = Drains(gateway, trail)
-    desk = Desk(gateway, trail)
     canaries = Canaries(gateway, trail, steering, drains, desk)
     rehearsals = Rehearsals(steering, drains, desk)
     steering.followers += [drains, canaries, rehearsals]

@@ -19,7 +19,8 @@ MAX_SESSIONS = 16
 
 WINDOW_S = 60.0
 MAX_REFUSED = 5
-MAX_REFUSED_IN_ALL = 100
+# So many that no few addresses reach it: who tries from anywhere must not lock everybody out.
+MAX_REFUSED_IN_ALL = 10_000
 MAX_ADDRESSES = 1024
 
 

@@ -7,11 +7,12 @@ it changes. It looks only: what follows is for readiness, the log and people.
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 from gateway import schema
-from gateway.aliases import EngineIdentity, Shared, shared
+from gateway.aliases import EngineIdentity, Pair, Shared, Told, judged, shared, suspects
 from gateway.capability import stated
 from gateway.domain import EngineLimits
 from gateway.engines import Prober
@@ -19,6 +20,7 @@ from gateway.journal import Journal
 from gateway.membership import Members, engines_of
 from gateway.origin import Origin
 from gateway.progress import PriorityState
+from gateway.scrape import Scrape
 from gateway.wire import WireError
 
 __all__ = ["Standing"]
@@ -36,6 +38,7 @@ class Standing:
         self._members: Members = {}
         self._required = False
         self._shared: list[Shared] = []
+        self._told: dict[Pair, Told] = {}
         self._priority: dict[str, PriorityState] = {}
         self._asked: set[str] = set()
         self._lookups: dict[str, str] = {}
@@ -55,6 +58,7 @@ class Standing:
             asked = PriorityState.NOT_ASKED not in {fresh, known}
             self._priority[name] = known if asked else fresh
         self._asked &= self._priority.keys()
+        self._told = {pair: t for pair, t in self._told.items() if limits.keys() >= set(pair)}
 
     def restarted(self, engine: str) -> None:
         """Another process answers there: ask it anew."""
@@ -89,7 +93,8 @@ class Standing:
         try:
             state = stated(*await self._prober.get(name, path, INFO_BYTES))
         except WireError:
-            state = PriorityState.UNVERIFIED
+            # No answer yet: it is asked again. vLLM 0.32 may take seconds for its first one.
+            return
         if name in self._priority:  # else it was removed meanwhile
             self._asked.add(name)
             self._priority[name] = state
@@ -106,7 +111,9 @@ class Standing:
             known = (page.process_start_s, page.served) if page else (None, None)
             identities[name] = EngineIdentity(found, *known)
         before = {(s.engines, s.because) for s in self._shared}
-        self._shared = shared(identities, self._members)
+        for group in suspects(identities):
+            await self._tell_apart(group)
+        self._shared = shared(identities, self._members, self._told)
         for one in self._shared:
             if (one.engines, one.because) not in before:
                 self._journal.event(
@@ -115,6 +122,20 @@ class Standing:
                     pools=list(one.pools),
                     reason=one.because,
                 )
+
+    async def _tell_apart(self, group: Sequence[str]) -> None:
+        """Ask them in turn, twice each: only one process counts on from what another said."""
+        pages: list[tuple[str, Scrape]] = []
+        for name in (*group, *group):
+            page = await self._prober.page(name) if name in self._prober.health else None
+            if page is None:
+                return
+            pages.append((name, page))
+        for pair in combinations(group, 2):
+            said = [page for name, page in pages if name in pair]
+            told = judged(self._told.get(pair), said)
+            if told is not None:
+                self._told[pair] = told
 
     # -- what was found --------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 One SQLite file in the state directory. A change is one transaction, so a crash at any statement
 leaves the old or the new table, whole; it is on the disk (``synchronous = FULL``) before the caller
 is told. The directory is locked: a second process is refused. What can't be written is a
-``StateError``; what was written stays readable. All calls block: make them in a thread.
+``StateError``; what was written stays readable. A file that was emptied, or that is gone while its
+journal is there, was lost: it is not begun anew. All calls block: make them in a thread.
 """
 
 import contextlib
@@ -24,6 +25,8 @@ from gateway.audit import FIRST_PARENT, AuditEntry, Note, broken_at, linked
 __all__ = ["Record", "Revision", "State", "StateError"]
 
 FILE = "state.sqlite"
+# Kept between changes, and when the file is closed: it tells that there was a file.
+JOURNAL = f"{FILE}-journal"
 VERSION = 1
 SALT_BYTES = 32
 _SCHEMA = (
@@ -77,8 +80,8 @@ class State:
         directory: where it is kept, made if need be; None: in memory.
 
     Raises:
-        StateError: another process uses the directory, or the file is damaged or of another
-            version.
+        StateError: another process uses the directory, or the file was lost, is damaged or of
+            another version.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -90,7 +93,11 @@ class State:
         self._lock_fd: int | None = None
         if directory is not None:
             self._make(directory)
-        self.connection = self._open()
+        try:
+            self.connection = self._open()
+        except StateError:
+            self._unlock()
+            raise
         try:
             with self._named():
                 self._prepare()
@@ -107,9 +114,7 @@ class State:
     def close(self) -> None:
         """Close the file and free the directory."""
         self.connection.close()
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        self._unlock()
 
     # -- route tables and audit ------------------------------------------------------------
 
@@ -143,17 +148,27 @@ class State:
         rows = self._rows("SELECT body FROM revisions WHERE revision = ?", number)
         return self._read(Revision, rows[0][0]) if rows else None
 
-    def audit(self, limit: int) -> list[AuditEntry]:
-        """The last entries, newest first; ``broken_at`` names one that can't be read."""
-        rows = self._rows("SELECT body FROM audit ORDER BY n DESC LIMIT ?", limit)
-        return [entry for (body,) in rows if (entry := _entry(body)) is not None]
+    def audit(self, limit: int) -> tuple[list[AuditEntry], int | None]:
+        """The last entries, newest first, and which of them was tampered with first.
+
+        One that can't be read is not among them, and was tampered with.
+        """
+        with self._guard, self._named():
+            head = self._head()
+            first = max(0, head[0] - limit)
+            # One more than there should be: it would not follow.
+            last = "SELECT body FROM audit WHERE n > ? ORDER BY n LIMIT ?"
+            rows = self.connection.execute(last, (first, limit + 1)).fetchall()
+        entries = [_entry(body) for (body,) in rows]
+        # What stands before them is taken on trust, where anything does.
+        broken = broken_at(_readable(entries), head, (first, None if first else FIRST_PARENT))
+        return [entry for entry in reversed(entries) if entry is not None], broken
 
     def broken_at(self) -> int | None:
-        """The first entry of the audit trail that was tampered with."""
+        """The first entry of the whole audit trail that was tampered with; reads all of it."""
         with self._guard, self._named():
-            rows = self.connection.execute("SELECT body FROM audit ORDER BY n").fetchall()
-            head = self._head()
-        return broken_at(_readable(rows), head)
+            rows = self.connection.execute("SELECT body FROM audit ORDER BY n")
+            return broken_at(_readable(_entry(body) for (body,) in rows), self._head())
 
     # -- records of other parts ------------------------------------------------------------
 
@@ -196,9 +211,12 @@ class State:
         if not self.kept:
             return _connect(":memory:")
         folder, writable = self._path.parent, os.access(self._path.parent, os.W_OK)
+        if not self._path.exists():
+            self._require_new(folder)
         if writable and (not self._path.exists() or os.access(self._path, os.W_OK)):
             with self._named():
-                self._path.touch(mode=0o600)
+                if not self._path.exists():
+                    self._begin(folder / f"{FILE}.new")
                 return _connect(self._path.absolute().as_uri() + "?mode=rw")
         self.fault = f"{folder}: is read-only"
         if not self._path.exists():
@@ -206,6 +224,25 @@ class State:
             return _connect(":memory:")
         with self._named():
             return _connect(self._path.absolute().as_uri() + "?mode=ro")
+
+    def _require_new(self, folder: Path) -> None:
+        if (folder / JOURNAL).exists():
+            raise StateError(
+                f"{self._path}: is gone, but {JOURNAL} is there, so there was one: put a copy "
+                f"back, or remove {JOURNAL} too to begin without routes, audit and records"
+            )
+
+    def _begin(self, path: Path) -> None:
+        """Make the file under another name: under its own it is never empty."""
+        for left in (path, path.with_name(f"{path.name}-journal")):
+            left.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        with contextlib.closing(_connect(path.absolute().as_uri() + "?mode=rw")) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            _create(connection)
+        path.rename(self._path)
+        if self._lock_fd is not None:
+            os.fsync(self._lock_fd)  # of the directory: the name is on the disk, too
 
     def _prepare(self) -> None:
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
@@ -217,19 +254,13 @@ class State:
         found = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise StateError(f"{self._path}: the file is damaged: {found}")
-        if version == 0:
-            with _transaction(self.connection) as execute:
-                self._create(execute)
-
-    def _create(self, execute: Callable[..., Any]) -> None:
-        for statement in _SCHEMA:
-            execute(statement)
-        for key, value in (
-            ("salt", secrets.token_bytes(SALT_BYTES)),
-            ("head", _head(0, FIRST_PARENT)),
-        ):
-            execute("INSERT INTO meta VALUES (?, ?)", (key, value))
-        execute(f"PRAGMA user_version = {VERSION}")
+        if version == 0 and self._path.exists():
+            raise StateError(
+                f"{self._path}: is empty, and was not when it was made: put a copy back, or remove "
+                f"it and {JOURNAL} to begin without routes, audit and records"
+            )
+        if version == 0:  # in memory
+            _create(self.connection)
 
     def _meta(self, key: str) -> bytes:
         rows = self._rows("SELECT value FROM meta WHERE key = ?", key)
@@ -294,6 +325,18 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[Callable[..., Any]]
         raise
 
 
+def _create(connection: sqlite3.Connection) -> None:
+    with _transaction(connection) as execute:
+        for statement in _SCHEMA:
+            execute(statement)
+        for key, value in (
+            ("salt", secrets.token_bytes(SALT_BYTES)),
+            ("head", _head(0, FIRST_PARENT)),
+        ):
+            execute("INSERT INTO meta VALUES (?, ?)", (key, value))
+        execute(f"PRAGMA user_version = {VERSION}")
+
+
 def _connect(uri: str) -> sqlite3.Connection:
     return sqlite3.connect(
         uri, timeout=0.0, isolation_level=None, check_same_thread=False, uri=uri != ":memory:"
@@ -314,10 +357,9 @@ def _entry(body: str) -> AuditEntry | None:
         return None
 
 
-def _readable(rows: Iterable[tuple[str]]) -> Iterator[AuditEntry]:
+def _readable(entries: Iterable[AuditEntry | None]) -> Iterator[AuditEntry]:
     """The entries up to the first that can't be read."""
-    for (body,) in rows:
-        entry = _entry(body)
+    for entry in entries:
         if entry is None:
             return
         yield entry

@@ -286,7 +286,7 @@ class Steering:
     def _aliases(self, before: RouteTable, after: RouteTable) -> Iterator[str]:
         """Canaries on engines that seem to be the stable side's under another name.
 
-        Never a reason to refuse: two processes of one moment look alike, too.
+        Never a reason to refuse: processes that began together may look alike for a while.
         """
         fleet = self._gateway.parts.fleet
         for route in _fresh_canaries(before, after):

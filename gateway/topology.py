@@ -1,10 +1,10 @@
 """Decides which flows there are, which engines each may use, and which flows compete.
 
-The layout changes in whole steps: a route table, or everything at once. What a new configuration
-no longer names is not cut off. A flow that is gone accepts nothing, and what waits in it drains
-on the engines it had for as long as those exist; an engine that is gone takes nothing new, and
-its leases run to their end. Both are dropped when they are at rest. What was learnt of groups
-and engines that stay is kept. Pure: no I/O, no clock.
+The layout changes in whole steps. What a new configuration no longer names is not cut off. A flow
+that is gone accepts nothing, and what waits in it drains on the engines it had for as long as those
+exist; an engine that is gone takes nothing new, and its leases run to their end. Both are dropped
+when they are at rest. What was learnt of groups and engines that stay is kept.
+Pure: no I/O, no clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,16 +71,6 @@ class Layout:
         for name, limits in topology.engines.items():
             self._keep_engine(name, limits, now)
         self._arrange(dict(topology.routes), now)
-
-    def route(self, routes: Routes, now: float) -> None:
-        """Put another route table in force; nothing is changed if it names an unknown pool."""
-        _check_routes(routes, self._pools)
-        self._arrange(dict(routes), now)
-
-    def set_limits(self, engine: str, limits: EngineLimits, now: float) -> None:
-        """Configure other limits of one engine; a cap of 0 takes it from the flows it caps."""
-        self.engines[engine].set_limits(limits, now)
-        self._arrange(self._routes, now)
 
     # -- what leaves -----------------------------------------------------------------------
 

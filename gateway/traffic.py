@@ -58,8 +58,11 @@ class Traffic:
 
     def idle_until(self, at_s: float, now: float) -> bool:
         """Whether there is nothing to do before ``at_s``; found without a search, so it may err."""
-        soonest_s = min(self.deadlines.soonest_s, self.estimates.soonest_s, now + RAMP_STEP_S)
-        return at_s <= soonest_s
+        return (
+            at_s <= self.estimates.soonest_s
+            and at_s <= self.deadlines.soonest_s
+            and at_s <= now + RAMP_STEP_S
+        )
 
     def is_due(self, now: float) -> bool:
         """Whether a deadline or an estimate has come that nothing was done about yet."""

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gateway.audit import AuditEntry, Note
+from gateway.audit import CONFIGURATION, GATEWAY, AuditEntry, Note
 from gateway.config import ConfigError, Settings
 from gateway.moves import configured, unknown_pools
 from gateway.route_record import changes, kept, read_back, routes_digest
@@ -22,7 +22,6 @@ from gateway.table_rules import table_faults
 
 __all__ = ["Draft", "Trail", "begin", "in_memory", "state_warnings", "taken_back"]
 
-CONFIGURATION = "configuration"
 SHOWN = 20
 LOOKED_BACK = 1000
 
@@ -136,9 +135,11 @@ class Trail:
             raise StateError(f"{self.state.name}: {error}") from error
 
     async def audit(self, limit: int) -> dict[str, Any]:
-        """The last entries of the audit trail, newest first, and whether it is whole."""
-        entries = await asyncio.to_thread(self.state.audit, limit)
-        broken = await asyncio.to_thread(self.state.broken_at)
+        """The last entries of the audit trail, newest first, and whether these are whole.
+
+        The entries before them were looked at when the gateway started.
+        """
+        entries, broken = await asyncio.to_thread(self.state.audit, limit)
         chain = "whole" if broken is None else f"broken at {broken}"
         return {"entries": entries, "chain": chain}
 
@@ -231,7 +232,7 @@ def taken_back(table: RouteTable, draft: Draft, why: str) -> Draft:
     """The draft that puts ``table`` after one that was committed and did not take effect."""
     revision = draft.table.revision
     again = replace(table, revision=revision + 1)
-    note = Note("gateway", "take_back", None, revision, again.revision, why)
+    note = Note(GATEWAY, "take_back", None, revision, again.revision, why)
     return Draft(again, note, draft.was)
 
 

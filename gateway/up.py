@@ -2,7 +2,7 @@
 
 Engines come from a starter that is handed in, because the simulated one belongs to the bench. The
 gateway runs as a process of its own, like in production, from a configuration written beside its
-log.
+log; it ends when this process does, even by SIGKILL (``tether``).
 """
 
 import contextlib
@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gateway.command import CommandError
 from gateway.quickstart import EngineFacts, Quickstart, Wish, write_configuration
+from gateway.tether import tied
 
 __all__ = ["Engine", "Ready", "UpError", "curl_lines", "running_gateway", "stay_up", "stopped"]
 
@@ -25,7 +27,7 @@ READY_S = 60.0
 STOP_S = 15.0
 
 
-class UpError(Exception):
+class UpError(CommandError):
     """Something did not start; the message ends with the log."""
 
 
@@ -119,7 +121,7 @@ def running_gateway(
     command = [sys.executable, "-m", "gateway", "serve", "--config", str(started.config)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            tied(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway.command import UsageError, add_json, add_verb
+from gateway.command import Said, UsageError, add_json, add_verb
 from gateway.files import PACKAGE, resolve
 from gateway.quickstart import EngineFacts, Supported, Wish, supported_from
 from gateway.up import Engine, UpError, curl_lines, stay_up
@@ -130,10 +130,9 @@ def _announce(told: dict[str, Any]) -> None:
     print(curl_lines(told), flush=True)
 
 
-def add_up_verb(verbs: Any, simulated: Simulated) -> None:
+def add_up_verb(verbs: Any, said: Said, simulated: Simulated) -> None:
     """Declare ``up``; ``simulated`` starts its engines where none are named."""
-    said = "start engines and a gateway here, and say how to call them"
-    up = add_verb(verbs, "up", partial(_up, simulated), said, _UP)
+    up = add_verb(verbs, "up", partial(_up, simulated), said["up"], _UP)
     add_json(up)
     up.add_argument("--engines", type=int, default=2, metavar="N", help="simulated engines (2)")
     up.add_argument(
@@ -158,8 +157,8 @@ def add_up_verb(verbs: Any, simulated: Simulated) -> None:
         default="shared",
         help="one pool for all, or one for each size class (shared)",
     )
-    said = "what `sluicegate bench limits` printed, instead of the default limits"
-    up.add_argument("--limits", type=Path, metavar="FILE", help=said)
+    instead = "what `sluicegate bench limits` printed, instead of the default limits"
+    up.add_argument("--limits", type=Path, metavar="FILE", help=instead)
     up.add_argument(
         "--engine-policy",
         choices=("fcfs", "priority"),

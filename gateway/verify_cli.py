@@ -4,79 +4,27 @@ Exit codes as ``manifest_cli``: 0 verified; 3 drifted; 4 something could not be 
 """
 
 import argparse
-import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.admin_client import Admin
 from gateway.admin_flags import add_admin_flags, admins_of
 from gateway.command import UsageError, add_verb
 from gateway.drift import Facts, State, compare
-from gateway.endpoint import Endpoint, EngineTlsError, engine_context
-from gateway.inspect_engine import inspect_engine
-from gateway.manifest import Record, document, opened
+from gateway.manifest import Record, opened
 from gateway.manifest_fields import RecordError
 from gateway.manifest_files import read_launch, read_sealed, sealed_beside
-from gateway.schema import EngineTls
+from gateway.record_flags import add_evidence_flags, options_of
 
-__all__ = ["add_record_flags", "add_verify_verb", "find_record", "named_admins", "record_options"]
+if TYPE_CHECKING:
+    from gateway.endpoint import Endpoint
+
+__all__ = ["add_verify_verb", "find_record", "named_admins"]
 
 EXIT = MappingProxyType({"verified": 0, "drifted": 3, "unverifiable": 4})
-
-
-def add_record_flags(parser: Any, said: str) -> None:
-    """Declare ``--manifest``, which ``said`` explains, and the flags of what proves the record."""
-    parser.add_argument("--manifest", metavar="FILE", help=said)
-    _add_evidence(parser)
-
-
-def _add_evidence(parser: Any) -> None:
-    parser.add_argument(
-        "--launch-record",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a start-up log, 'kubectl get pod -o json' or the like; may be repeated",
-    )
-    parser.add_argument(
-        "--accept-unverified",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="a field of the record that nothing verifies (audited; may be repeated)",
-    )
-
-
-def record_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What a change of routes sends of the record it rests on; {} where no flag names one.
-
-    Raises:
-        UsageError: a file can't be read, or there is evidence and no record.
-    """
-    if args.manifest is not None:
-        try:
-            return _options(args.manifest, args)
-        except RecordError as error:
-            raise UsageError(f"--manifest {args.manifest}: {error}") from error
-    for flag in ("launch_record", "accept_unverified"):
-        if getattr(args, flag):
-            raise UsageError(f"--{flag.replace('_', '-')}: is of --manifest")
-    return {}
-
-
-def _options(manifest: str, args: argparse.Namespace) -> dict[str, Any]:
-    """A record by its file's content, or by its digest; and the evidence."""
-    is_file = Path(manifest).exists()
-    return {
-        "manifest": document(read_sealed(Path(manifest))) if is_file else manifest,
-        "accept_unverified": args.accept_unverified,
-        "launch_record": [asdict(read_launch(path)) for path in args.launch_record],
-    }
 
 
 def named_admins(args: argparse.Namespace) -> list[Admin]:
@@ -98,6 +46,10 @@ def find_record(reference: str, folder: Path, admins: Sequence[Admin]) -> Record
 
 
 def _verify(args: argparse.Namespace) -> int:
+    import asyncio  # noqa: PLC0415  not needed by other verbs
+
+    from gateway.inspect_engine import inspect_engine  # noqa: PLC0415
+
     admins = named_admins(args)
     _check_verify(args, admins)
     if args.pool is not None and not args.engine:
@@ -119,7 +71,10 @@ def _verify(args: argparse.Namespace) -> int:
     return _tell(args, told)
 
 
-def _endpoint(url: str, ca_file: Path | None) -> Endpoint:
+def _endpoint(url: str, ca_file: Path | None) -> "Endpoint":
+    from gateway.endpoint import Endpoint, EngineTlsError, engine_context  # noqa: PLC0415
+    from gateway.schema import EngineTls  # noqa: PLC0415
+
     if not url.startswith("https:"):
         return Endpoint(url)
     try:
@@ -141,7 +96,7 @@ def _check_verify(args: argparse.Namespace, admins: Sequence[Admin]) -> None:
 
 
 def _by_gateway(args: argparse.Namespace, admin: Admin) -> list[dict[str, Any]]:
-    body = {**_options(args.record, args), "pool": args.pool, "why": args.why}
+    body = {**options_of(args.record, args), "pool": args.pool, "why": args.why}
     found: list[dict[str, Any]] = admin.post("/admin/manifests/verifications", body)["engines"]
     return found
 
@@ -197,7 +152,7 @@ def add_verify_verb(group: Any) -> None:
     verify.add_argument(
         "--pool", metavar="POOL", help="compare the gateway's side too; alone, it asks its engines"
     )
-    _add_evidence(verify)
+    add_evidence_flags(verify)
     verify.add_argument("--api-key-file", type=Path, metavar="FILE", help="the engine's own key")
     verify.add_argument(
         "--engine-ca-file", type=Path, metavar="FILE", help="authority of the engine's certificate"

@@ -35,17 +35,18 @@ class Question:
     limit_s: float
 
 
-def questions(sizes: Sequence[SizeClass], max_model_len: int) -> list[Question]:
+def questions(sizes: Sequence[SizeClass], max_model_len: int, ratio: float = 1.0) -> list[Question]:
     """One for each size class: well inside it, as large as twice the class below.
 
     Args:
         sizes: ascending.
         max_model_len: of the model, in tokens.
+        ratio: of a class's TTFT limit, within which the first token is due.
     """
     found, below = [], SHORT_TOKENS // 2
     for size in sizes:
         tokens = min(2 * below, size.max_prompt_tokens, max_model_len - 1)
-        found.append(Question(size.name, tokens, size.ttft_limit_s))
+        found.append(Question(size.name, tokens, ratio * size.ttft_limit_s))
         below = size.max_prompt_tokens
     return found
 

@@ -8,8 +8,6 @@ import pytest
 from gateway.cli import parser_of
 from loadgen.engine import flags
 
-BORROWED = ("demo", "engine", "bench")  # loaded only for a command line that begins with them
-
 
 def verbs(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """The parsers below one, itself included."""
@@ -21,11 +19,11 @@ def verbs(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
 
 
 def every_verb() -> dict[str, argparse.ArgumentParser]:
-    found: dict[str, argparse.ArgumentParser] = {}
-    for first in (None, *BORROWED):
-        named = {parser.prog: parser for parser in verbs(parser_of(first))}
-        # A borrowed verb is bare until it is asked for: the later, whole one counts.
-        found.update({n: p for n, p in named.items() if n not in found or p.epilog})
+    """All of them, whole: each of the top level is bare until it is asked for."""
+    top, *named = verbs(parser_of(None))
+    found = {top.prog: top}
+    for first in (parser.prog.split()[-1] for parser in named):
+        found |= {p.prog: p for p in verbs(parser_of(first)) if p.prog.split()[1:2] == [first]}
     return found
 
 

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import IO, Any, cast
 
 import orjson
@@ -35,9 +36,7 @@ from gateway.edge import EdgeLimits, caller_ending, read_body, uvicorn_config
 from gateway.lifetime import Timeline, Timeouts
 from gateway.quickstart import EngineFacts, Wish, write_configuration
 from gateway.relay import UpstreamCall, relay
-from gateway.tokenizer import Counter
 from gateway.wire import EngineClient
-from tests.gateway.minimal import tokenizer_path
 from tests.gateway.scripted import CHUNKED_HEAD, DONE, LAST_CHUNK, chunk, event, plain
 
 EVENTS = 128
@@ -228,6 +227,11 @@ def cpu_s(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def run_delay_s(pid: int, thread: int) -> float:
+    """How long a thread was ready to run and the system ran something else, since it began."""
+    return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+
+
 def resident_bytes(pid: int) -> int:
     pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -384,8 +388,7 @@ async def measure(proxies: list[Proxy], options: argparse.Namespace) -> None:
             streamed = await cost_us(proxy, "stream", options.streams, options.seconds)
             whole = await cost_us(proxy, "whole", options.clients, options.seconds / 2)
             rows[proxy.name].append((streamed, whole))
-    best = {name: (min(r[0] for r in row), min(r[1] for r in row)) for name, row in rows.items()}
-    show_ratios(best, counting_us())
+    show_ratios(rows, counting_us())
     for proxy in proxies[:2]:
         kib = await memory_per_stream(proxy, 100) / 1024
         print(f"KiB per open stream, {proxy.name:8}", judged(kib, 64, 32))
@@ -395,32 +398,37 @@ async def measure(proxies: list[Proxy], options: argparse.Namespace) -> None:
 
 
 def counting_us() -> float:
-    """CPU of counting the prompt; the ratio to a router, which does not count, leaves it out."""
-    counter = Counter(tokenizer_path())
-    least_s = float("inf")
-    for _ in range(5):
-        began_s = time.process_time()
-        for _ in range(300):
-            counter.count(PROMPT, add_special_tokens=False)
-        least_s = min(least_s, (time.process_time() - began_s) / 300)
-    print(f"counting the prompt of a whole answer: {least_s * 1e6:.0f} us, left out below")
-    return least_s * 1e6
+    """CPU of rendering and counting the prompt; the ratio to a router, which does not, omits it.
+
+    As part of a request, where what came before has taken the caches: alone it takes half of that.
+    """
+    command = [sys.executable, "-m", "tests.bench.unary_profile", "--counting"]
+    found = float(subprocess.run(command, check=True, capture_output=True).stdout)
+    print(f"rendering and counting the prompt of a whole answer: {found:.0f} us, left out below")
+    return found
 
 
-def show_ratios(best: dict[str, tuple[float, float]], count_us: float) -> None:
-    for name, (streamed, whole) in best.items():
+def show_ratios(rows: dict[str, list[tuple[float, float]]], count_us: float) -> None:
+    """Print medians of all rounds: of the figures, and of the ratio of two in one round.
+
+    A machine that is shared takes half as long again for all in one minute as in the next.
+    """
+    for name, row in rows.items():
+        streamed, whole = (median(column) for column in zip(*row, strict=True))
         print(f"{name:12}{streamed:10.1f}{whole:10.1f}")
-    for name, (streamed, whole) in best.items():
-        if name not in {"relay", "gateway"}:
-            for own_name in ("relay", "gateway"):
-                chunk_us, whole_us = best[own_name]
-                print(f"{own_name} / {name}: {chunk_us / streamed:.1f} per chunk, ", end="")
-                print(f"{whole_us / whole:.1f} per whole answer")
-    if ROUTER in best:
-        router, gateway = best[ROUTER], best["gateway"]
-        apart_us = gateway[1] - count_us
-        print("CPU per chunk / vllm-router  ", judged(gateway[0] / router[0], 1.3, 1.0))
-        print("CPU per whole / vllm-router  ", judged(apart_us / router[1], 2.5, 1.5))
+
+    def ratio(own_name: str, name: str, at: int, apart_us: float = 0.0) -> float:
+        pairs = zip(rows[own_name], rows[name], strict=True)
+        return median((own_row[at] - apart_us) / row[at] for own_row, row in pairs)
+
+    for name in [name for name in rows if name not in {"relay", "gateway"}]:
+        for own_name in ("relay", "gateway"):
+            print(f"{own_name} / {name}: {ratio(own_name, name, 0):.1f} per chunk, ", end="")
+            print(f"{ratio(own_name, name, 1):.1f} per whole answer")
+    if ROUTER in rows:
+        print("CPU per chunk / vllm-router  ", judged(ratio("gateway", ROUTER, 0), 1.3, 1.0))
+        apart = ratio("gateway", ROUTER, 1, count_us)
+        print("CPU per whole / vllm-router  ", judged(apart, 2.5, 1.5))
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -450,9 +458,9 @@ def main() -> None:
         serve_relay(int(sys.argv[2]), int(sys.argv[3]))
     else:
         parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-        parser.add_argument("--seconds", type=float, default=4.0, help="per proxy, streams")
+        parser.add_argument("--seconds", type=float, default=3.0, help="per proxy, streams")
         parser.add_argument("--streams", type=int, default=32, help="open at once")
-        parser.add_argument("--rounds", type=int, default=2, help="the least of so many counts")
+        parser.add_argument("--rounds", type=int, default=5, help="the median of so many counts")
         parser.add_argument("--clients", type=int, default=16, help="of whole answers")
         bench(parser.parse_args())
 

@@ -68,7 +68,7 @@ CHATS: dict[str, dict[str, Any]] = {
     },
     "one part": {"messages": [said("user", parts("One part"))]},
     "several parts": {"messages": [said("user", parts("One", "", "three\n"))]},
-    "plain strings as parts": {"messages": [said("user", ["a", "b"])]},
+    "a plain string as a part": {"messages": [said("user", [*parts("a"), "b"])]},
     "no content": {"messages": [said("user", "x"), said("assistant", None, tool_calls=[CALL])]},
     "tools": {"messages": [said("user", "Weather?")], "tools": [WEATHER]},
     "bare tools": {

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the gateway, and the queries of the README answer."""
+"""A real Prometheus scrapes the gateway, and the queries of the runbook answer."""
 
 import asyncio
 import contextlib
@@ -34,8 +34,8 @@ scrape_configs:
 
 
 def readme_queries() -> list[str]:
-    """The queries of the README's promql block, one a line, comments left out."""
-    block = re.search(r"```promql\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """The queries of the runbook's promql block, one a line, comments left out."""
+    block = re.search(r"```promql\n(.*?)```", (ROOT / "deploy/runbook.md").read_text(), re.DOTALL)
     assert block is not None
     lines = [line.strip() for line in block[1].splitlines()]
     return [line for line in lines if line and not line.startswith("#")]

@@ -14,24 +14,26 @@ from typing import Any
 import pytest
 
 from gateway.manifest import canonical
-from gateway.rehearsal import unsealed, with_client
+from gateway.rehearsal_verdict import unsealed, with_client
 from loadgen.engine.launch import EngineProcess
 from tests.e2e.configs import ADMIN_TOKEN, Served, toml, write_config
 from tests.e2e.conftest import FAST, Engines
 from tests.e2e.harness import ROOT, Front, caller, chat, front
+from tests.e2e.processes import alive, descendants, none_left
 from tests.e2e.rollout import CALLERS, OTHER, ROUTE, STABLE, route, routes
 
 LIMIT_S = 60.0
 # A machine that is busy with other tests is slow: only what a rehearsal decides is asked here.
 SLOW_MACHINE = (
     "ttft_attainment=0", "stall_attainment=0", "oldest_age_s=60", "recovery_s=60", "min_count=3",
+    "warm_probe_ratio=60",
 )  # fmt: skip
 SIZES = {"short": {"max_prompt_tokens": 600}, "long": {"max_prompt_tokens": 9000}}
 
 
 def flags(*given: str) -> list[str]:
     limits = [word for text in SLOW_MACHINE for word in ("--limit", text)]
-    return [sys.executable, "-m", "gateway", "routes", "rehearse", *given, *limits]
+    return [sys.executable, "-m", "gateway", "routes", "rehearse", *limits, *given]
 
 
 class Rehearsing:
@@ -164,6 +166,17 @@ async def test_by_itself_it_starts_everything_rehearses_and_leaves_a_sealed_reco
     assert "PASS  (synthetic" in text
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own signal")
+async def test_one_that_is_killed_outright_leaves_no_gateway_no_engine_and_no_load() -> None:
+    async with rehearsing("demo/short", "--engines", "1", "--rate", "3") as command:
+        await command.until("before: all")
+        started = descendants(command.process.pid)
+        assert len(alive(started)) >= 4  # two engines, the gateway, the load and its workers
+        command.process.kill()
+        await command.process.wait()
+    assert await asyncio.to_thread(none_left, started)
+
+
 @pytest.mark.parametrize("words", ["before: all", "canary: 50%", "flip: all", "rollback: all"])
 async def test_ctrl_c_in_any_phase_puts_the_routes_back_before_it_leaves(
     gateway: Front, words: str
@@ -228,6 +241,16 @@ async def test_it_is_refused_where_the_baseline_is_down_and_says_what_is(
         assert code == 2, text
         assert "pool 'pool-0': no engine of it is up, so it could not take back" in text
         await as_it_was(gateway)
+
+
+async def test_how_late_a_warm_probe_may_be_is_a_limit_like_the_others(gateway: Front) -> None:
+    strict = live(gateway, "--limit", "warm_probe_ratio=0.000001")
+    async with rehearsing(*strict) as command:
+        code, text = await command.ends()
+    assert code == 2, text
+    assert "could not take the load back" in text
+    assert ", later than " in text
+    await as_it_was(gateway)
 
 
 async def test_a_reload_that_moves_the_route_meanwhile_has_the_last_word(

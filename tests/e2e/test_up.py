@@ -18,6 +18,7 @@ import pytest
 
 from loadgen.engine.textmodel import default_chat_template_path
 from tests.e2e.harness import LIMIT_S, ROOT
+from tests.e2e.processes import alive, descendants, none_left
 
 BASH = shutil.which("bash") or "bash"
 COMMAND = [sys.executable, "-m", "gateway", "up"]
@@ -48,28 +49,6 @@ def up(*flags: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]
             process.terminate()
             process.wait(LIMIT_S)
         process.communicate()
-
-
-def descendants(pid: int) -> set[int]:
-    """Every process below ``pid`` now."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue  # it ended while we looked
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found: set[int] = set()
-    below = {pid}
-    while below:
-        below = {child for child, parent in parents.items() if parent in below} - found
-        found |= below
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
 
 def ask(told: dict[str, Any], key: str = "interactive", **fields: Any) -> httpx.Response:
@@ -194,10 +173,18 @@ def test_a_signal_during_the_start_leaves_nothing_either(tmp_path: Path) -> None
     started |= descendants(process.pid)
     process.send_signal(signal.SIGTERM)
     process.wait(LIMIT_S)
-    until_s = time.monotonic() + 5.0
-    while alive(started) and time.monotonic() < until_s:
-        time.sleep(0.05)
-    assert alive(started) == set()
+    assert none_left(started)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own signal")
+def test_one_that_is_killed_outright_leaves_neither_gateway_nor_engines(tmp_path: Path) -> None:
+    with up("--json", folder=tmp_path) as (process, printed):
+        assert printed
+        started = descendants(process.pid)
+        assert len(alive(started)) == 3
+        process.kill()
+        process.wait(LIMIT_S)
+    assert none_left(started)
 
 
 def test_a_port_that_is_taken_is_named(fast: str, tmp_path: Path) -> None:

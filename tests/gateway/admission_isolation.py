@@ -5,11 +5,11 @@ A call whose ticket or lease does not exist in a replay is left out there: the r
 differed already.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.admission import Admission
 from gateway.domain import FlowKey, MisuseError
-from gateway.verdicts import Dispatched, Offer, Queued, RouteView, Verdict
+from gateway.verdicts import Dispatched, Offer, Queued, RouteView, Topology, Verdict
 from tests.gateway.admission_machine import Entry
 from tests.gateway.admission_worlds import World
 
@@ -53,7 +53,7 @@ class Replay:
             return first in self.key_of and self.kept(self.key_of[first])
         if name in OF_A_LEASE and isinstance(first, int):
             return self.kept(self.key_of[self.ticket_of[first]])
-        if name in {"set_engine", "set_limits", "adapt", "restarted", "gate_bound"}:
+        if name in {"set_engine", "adapt", "restarted", "gate_bound"}:
             return first in engines
         return True
 
@@ -105,24 +105,23 @@ def _engines_of(world: World, kept: Kept) -> set[str]:
     return names
 
 
-def _routes_kept(args: tuple[object, ...], kept: Kept) -> dict[object, RouteView]:
-    table = args[0]
-    assert isinstance(table, Mapping)
-    return {k: v for k, v in table.items() if kept(FlowKey(k[0], k[1], ""))}
+def _routes_kept(topology: object, kept: Kept) -> dict[object, RouteView]:
+    assert isinstance(topology, Topology)
+    return {k: v for k, v in topology.routes.items() if kept(FlowKey(k[0], k[1], ""))}
 
 
 def first_difference(world: World, journal: Sequence[Entry], kept: Kept) -> object:
     """Where the kept flows' verdicts begin to depend on the others' calls; None if nowhere."""
     everything, alone = (Replay(world, journal, kept) for _ in range(2))
     engines = _engines_of(world, kept)
-    routes = _routes_kept((world.topology.routes,), kept)
+    routes = _routes_kept(world.topology, kept)
     for entry in journal:
         name, args = entry[:2]
         everything.perform(entry)
         concerned = alone.concerned(name, args, engines)
-        if name == "set_routes":
-            concerned = routes != _routes_kept(args, kept)
-            routes = _routes_kept(args, kept)
+        if name == "reconfigure":
+            concerned = routes != _routes_kept(args[1], kept)
+            routes = _routes_kept(args[1], kept)
         if concerned:
             alone.perform(entry)
         if everything.said != alone.said:

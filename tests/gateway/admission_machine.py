@@ -6,6 +6,7 @@ One set of rules serves hypothesis (which shrinks) and seeded long runs (which b
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gateway.admission import Admission
 from gateway.domain import EngineLimits, FlowKey, MisuseError, Outcome
@@ -277,17 +278,26 @@ class Machine:
     def set_limits(self, engine: str, limits: EngineLimits) -> None:
         if self._due():
             self.tick()  # what is due falls under the old limits
-        self.account.limits[engine] = self.account.force[engine] = limits
+        if self.account.limits[engine] != limits:
+            self.account.limits[engine] = self.account.force[engine] = limits
         self.account.learnt_routes(self.account.routes)
-        self.fair.reset()
-        self._after(self._timed("set_limits", engine, limits, self.now))
+        self._change()
 
     def set_routes(self, routes: Mapping[tuple[str, str], RouteView]) -> None:
         if self._due():
             self.tick()  # what is due falls under the old table
-        self.fair.reset()
         self.account.learnt_routes(routes)
-        self._after(self._timed("set_routes", routes, self.now))
+        self._change()
+
+    def _change(self) -> None:
+        """Put the routes and limits of the account in force, under the flows that there are."""
+        self.account.now = self.now
+        self.account.bounded_waits()
+        self.fair.reset()
+        limits, topology = self.account.limits, self.current.topology
+        engines = {name: limits[name] for name in topology.engines}
+        topology = replace(topology, engines=engines, routes=self.account.routes)
+        self._after(self._timed("reconfigure", self.current.specs, topology, self.now))
 
     def pause(self, group: tuple[str, str, str], *, paused: bool) -> None:
         (self.account.paused_groups.add if paused else self.account.paused_groups.discard)(group)

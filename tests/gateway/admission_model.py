@@ -152,12 +152,16 @@ class Account:
             self.limits[engine] = limits
             self.retired.discard(engine)
         self.learnt_routes(topology.routes)
+        self.bounded_waits()
         for job in [j for q in self.waiting.values() for j in q]:
-            if self.accepts(job.key):
-                job.deadline_s = min(job.deadline_s, self.now + self.spec(job.key).max_age_s)
             job.exempt = True
         # So may bodies that are being counted: they had room when they began.
         self.counting = [(groups, body, None) for groups, body, _ in self.counting]
+
+    def bounded_waits(self) -> None:
+        """Nobody waits longer from now than those who arrive now."""
+        for job in [j for q in self.waiting.values() for j in q if self.accepts(j.key)]:
+            job.deadline_s = min(job.deadline_s, self.now + self.spec(job.key).max_age_s)
 
     def accepts(self, key: FlowKey) -> bool:
         group_stands = key.group in self.in_force

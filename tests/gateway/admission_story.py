@@ -32,8 +32,9 @@ class Gate:
     ) -> None:
         engines = {"e0": LIMITS} if engines is None else engines
         self.routes = routes or {(s.model, s.size_class): RouteView("all") for s in specs}
-        topology = Topology(engines, {"all": tuple(engines), **(pools or {})}, self.routes)
-        self.core = Admission(specs, topology, 0.0)
+        self.specs = specs
+        self.topology = Topology(engines, {"all": tuple(engines), **(pools or {})}, self.routes)
+        self.core = Admission(specs, self.topology, 0.0)
         self.now = 0.0
         self.names: dict[int, str] = {}
         self.tickets: dict[str, int] = {}
@@ -86,12 +87,19 @@ class Gate:
         return self.tell(self.core.set_engine(name, self.now, **change))
 
     def limits(self, name: str, limits: EngineLimits) -> list[str]:
-        return self.tell(self.core.set_limits(name, limits, self.now))
+        return self._change(engines={**self.topology.engines, name: limits})
 
     def route(self, stable: str, candidate: str | None = None, weight: float = 0.0,
               mode: AdmissionMode = AdmissionMode.ENFORCE) -> list[str]:  # fmt: skip
         view = RouteView(stable, candidate, weight, mode)
-        return self.tell(self.core.set_routes(dict.fromkeys(self.routes, view), self.now))
+        return self.reroute(dict.fromkeys(self.routes, view))
+
+    def reroute(self, routes: Mapping[tuple[str, str], RouteView]) -> list[str]:
+        return self._change(routes=routes)
+
+    def _change(self, **what: object) -> list[str]:
+        self.topology = replace(self.topology, **what)  # type: ignore[arg-type]
+        return self.tell(self.core.reconfigure(self.specs, self.topology, self.now))
 
     def tell(self, verdicts: Sequence[Verdict]) -> list[str]:
         return [self._line(v) for v in verdicts]

@@ -13,6 +13,7 @@ def page(**figures: float) -> str:
     """A metrics page: ``start``, ``steps``, ``running``, ``preemptions`` and so on."""
     names = {
         "start": "process_start_time_seconds",
+        "cpu": "process_cpu_seconds_total",
         "steps": "vllm:iteration_tokens_total_count",
         "running": "vllm:num_requests_running",
         "waiting": "vllm:num_requests_waiting",
@@ -34,6 +35,7 @@ class FakeEngine:
     status: int = 200
     metrics: str = ""
     hangs: bool = False
+    hangs_at: str = "no path"
     answers: dict[str, str] = field(default_factory=dict)
     requests: list[bytes] = field(default_factory=list)
     connections: int = 0
@@ -44,7 +46,7 @@ class FakeEngine:
         try:
             while request := await reader.readuntil(b"\r\n\r\n"):
                 self.requests.append(request)
-                if self.hangs:
+                if self.hangs or f" {self.hangs_at}".encode() in request:
                     await asyncio.sleep(60)
                 status, body = self._answer(request.split(b" ")[1].decode())
                 head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n"

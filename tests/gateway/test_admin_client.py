@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admin_client import AdminError, PartialError, change_limits
+from gateway import schema
+from gateway.admin_client import ADMIN_URL, Admin, AdminError, PartialError, change_limits
 from gateway.control import Change, StaleError
 from gateway.limits import LimitError
 from tests.gateway.controlled import Held, controlled
@@ -145,3 +146,18 @@ async def test_what_can_not_be_put_back_is_named(pair: tuple[Direct, Direct]) ->
     assert "two: the limits are at revision 2" in str(error.value)
     assert "changed and not put back: one: connection lost" in str(error.value)
     assert one.now == {WEIGHT: 3.0}
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "unix:/no/socket/is/here"])
+def test_a_gateway_that_is_not_there_is_named_with_the_flag_that_says_where_it_is(url: str) -> None:
+    with pytest.raises(AdminError) as told:
+        Admin(url, "a-token").get("/admin/routes")
+    said = str(told.value)
+    assert said.startswith(f"{url}: no answer: ")
+    assert "--admin-url names" in said
+    assert said.endswith(f"left out, it is {ADMIN_URL})")
+
+
+def test_the_usual_address_is_where_a_gateway_listens_that_was_not_told_otherwise() -> None:
+    usual = schema.Admin()
+    assert f"http://{usual.host}:{usual.port}" == ADMIN_URL

@@ -3,6 +3,7 @@
 import pytest
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from gateway.admin_pages import answered, as_object, json_answer, shaped
 from gateway.manifest_fields import RecordError
@@ -36,6 +37,10 @@ def test_a_body_of_another_shape_is_refused_by_its_first_wrong_key(
     assert reason in refused.value.detail
 
 
+def asked(method: str) -> Request:
+    return Request({"type": "http", "method": method})
+
+
 def test_a_body_may_be_read_already() -> None:
     assert shaped(Wanted, b'{"revision": 3}') == shaped(Wanted, as_object(b'{"revision": 3}'))
     with pytest.raises(HTTPException, match="the body is no JSON object"):
@@ -43,28 +48,29 @@ def test_a_body_may_be_read_already() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "said"),
+    ("method", "fault", "status", "said"),
     [
-        (RouteError("demo/short: no"), 400, "demo/short: no"),
-        (RecordError("owner: no"), 400, "owner: no"),
-        (StateError("/x: the disk is full"), 503, "state: /x: the disk is full; nothing was"),
+        ("POST", RouteError("demo/short: no"), 400, "demo/short: no"),
+        ("GET", RecordError("owner: no"), 400, "owner: no"),
+        ("POST", StateError("/x: is full"), 503, "state: /x: is full; nothing was changed"),
+        ("GET", StateError("/x: is full"), 503, "state: /x: is full"),
+        ("HEAD", StateError("/x: is full"), 503, "state: /x: is full"),
     ],
 )
 async def test_work_that_fails_is_answered_by_who_is_at_fault(
-    fault: Exception, status: int, said: str
+    method: str, fault: Exception, status: int, said: str
 ) -> None:
     async def work() -> dict[str, object]:
         raise fault
 
     with pytest.raises(HTTPException) as refused:
-        await answered(work())
-    assert refused.value.status_code == status
-    assert refused.value.detail.startswith(said)
+        await answered(asked(method), work())
+    assert (refused.value.status_code, refused.value.detail) == (status, said)
 
 
 async def test_work_that_succeeds_is_answered_with_one_line_of_json() -> None:
     async def work() -> dict[str, object]:
         return {"revision": 2}
 
-    assert (await answered(work())).body == b'{"revision":2}\n'
+    assert (await answered(asked("GET"), work())).body == b'{"revision":2}\n'
     assert json_answer({}, 409).status_code == 409

@@ -78,6 +78,16 @@ async def test_who_was_first_is_told_to_who_was_second(world: World) -> None:
         ({"route": "m"}, "action: field required"),
         ({"action": "canary", "route": "m", "to": "b", "weight": 101}, "weight: must be from 0"),
         ({"action": "drain", "pool": "a", "deadline_s": -1}, "deadline_s: "),
+        *(
+            ({"action": "canary", "route": "m", "to": "b", "deadline_s": 1, **wrong}, words)
+            for value in (True, "50", [50])
+            for wrong, words in (
+                ({"weight": value}, "weight: input should be a valid number"),
+                ({"weight": 5, "deadline_s": value}, "deadline_s: input should be a valid number"),
+                ({"weight": 5, "revision": value}, "revision: input should be a valid integer"),
+                ({"weight": 5, "to_revision": value}, "to_revision: input should be a valid "),
+            )
+        ),
         ({"action": "flip", "route": "m", "to": "b", "why": "x" * 1001}, "why: "),
         (b"{", "the body is not JSON"),
         (b"[]", "the body is no JSON object"),
@@ -104,6 +114,15 @@ async def test_a_state_that_can_not_be_written_is_a_503_and_nothing_changes(worl
         assert answer.json()["error"].startswith("state: :memory:: ")
         assert answer.json()["error"].endswith("; nothing was changed")
     assert world[0].gateway.setup.table.revision == 1
+
+
+async def test_who_only_looked_at_a_state_that_can_not_be_read_is_told_of_no_change(
+    world: World,
+) -> None:
+    world[0].control.trail.state.connection.execute("DROP TABLE audit")
+    answer = await ask(world, "GET", "/admin/audit")
+    assert answer.status_code == 503
+    assert answer.json() == {"error": "state: :memory:: no such table: audit"}
 
 
 async def test_a_viewer_looks_and_nobody_else_does(world: World) -> None:

@@ -322,7 +322,7 @@ def test_an_aborted_canary_reserves_nothing_beside_the_stable_arm() -> None:
     pools = {"blue": ("e0",), "green": ("e1",)}
     routes = {("m", "short"): RouteView("blue", "green", 0.1), ("m", "long"): RouteView("blue")}
     gate = Gate((SHORT_SEATS, LONG), {"e0": SMALL, "e1": SMALL}, routes, pools)
-    gate.core.set_routes({k: RouteView("blue") for k in routes}, 0.0)
+    gate.reroute({k: RouteView("blue") for k in routes})
     assert gate.ask("long-1", "long") == "e0"
     assert gate.ask("long-2", "long") == "e0"
 

@@ -291,3 +291,32 @@ def test_up_with_an_engine_that_is_not_there_names_it(tmp_path: Path, capsys: Sa
     flags = ["--engine-url", "http://127.0.0.1:9", "--tokenizer", str(some)]
     assert main(["up", *flags, "--chat-template", str(some)]) == 1
     assert "http://127.0.0.1:9" in capsys.readouterr().err
+
+
+# a command line -> what it must not wait for
+SLOW_TO_LOAD: Mapping[str, tuple[str, ...]] = {
+    "--help": ("httpx", "pydantic", "asyncio", "orjson", "loadgen"),
+    "routes show": ("pydantic", "tokenizers", "starlette", "prometheus_client", "loadgen"),
+    "limits show": ("pydantic", "tokenizers", "starlette", "prometheus_client", "loadgen"),
+    "health --timeout 0.01": ("pydantic", "tokenizers", "starlette", "loadgen"),
+    "manifest show nothing": ("tokenizers", "starlette", "prometheus_client", "loadgen"),
+}
+
+
+@pytest.mark.parametrize("line", SLOW_TO_LOAD)
+def test_a_command_loads_only_what_its_verb_needs(line: str) -> None:
+    program = (
+        "import sys, contextlib\n"
+        "from gateway.cli import main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main(sys.argv[1:])\n"
+        "print('loaded', *sys.modules)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SLUICEGATE_ADMIN_TOKEN": "none"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *line.split()],
+        capture_output=True, text=True, check=True, timeout=30, env=env,
+    )  # fmt: skip
+    loaded = done.stdout.splitlines()[-1].split()
+    assert loaded[0] == "loaded"
+    assert set(SLOW_TO_LOAD[line]) & set(loaded) == set()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.audit import ACTORS
 from gateway.config import ConfigError, load
 from gateway.domain import Surface
 from tests.gateway.minimal import CONFIG, KEYS, write
@@ -49,3 +50,12 @@ def test_a_model_serves_by_default_what_generates_text(tmp_path: Path) -> None:
     served = load(changed(tmp_path, "")).document.model["m"].surfaces
     assert Surface.MESSAGES in served
     assert Surface.EMBEDDINGS not in served
+
+
+@pytest.mark.parametrize("name", sorted(ACTORS))
+def test_no_operator_may_be_called_what_the_gateway_calls_itself(tmp_path: Path, name: str) -> None:
+    token = f'[[admin.tokens]]\nname = "{name}"\nrole = "operator"\nsha256 = "{"ab" * 32}"\n'
+    with pytest.raises(ConfigError, match=f"'{name}' is what the gateway calls itself") as refused:
+        load(write(tmp_path, token + CONFIG, KEYS))
+    assert refused.value.key == "admin.tokens"
+    load(write(tmp_path, token.replace(f'"{name}"', f'"{name}-2"') + CONFIG, KEYS))

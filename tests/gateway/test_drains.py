@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.audit import AuditEntry
 from gateway.domain import AdmissionMode, FlowKey, Outcome
-from gateway.drains import Drains
+from gateway.drains import POLL_S, Drains
 from gateway.lifetime import Ending, Timeline
 from gateway.moves import RouteError
 from gateway.routing import ModelName, Route, RouteTable, serving
@@ -83,7 +83,7 @@ def test_no_request_is_sent_to_what_drains(
 
 def drain(gate: Gate, mode: AdmissionMode = AdmissionMode.ENFORCE) -> list[str]:
     view = RouteView("all", mode=mode, draining=True)
-    return gate.tell(gate.core.set_routes(dict.fromkeys(gate.routes, view), gate.now))
+    return gate.reroute(dict.fromkeys(gate.routes, view))
 
 
 def test_what_waits_on_a_drained_route_is_refused_at_once_and_what_runs_goes_on() -> None:
@@ -111,7 +111,7 @@ def test_a_drained_route_keeps_no_reservation_from_the_others() -> None:
     assert gate.ask("first", "long") == "e0"
     assert gate.ask("long", "long") == "waits"
     short = {("m", "short"): RouteView("all", draining=True), ("m", "long"): RouteView("all")}
-    assert gate.tell(gate.core.set_routes(short, gate.now)) == ["long -> e0"]
+    assert gate.reroute(short) == ["long -> e0"]
 
 
 @pytest.mark.parametrize("mode", list(AdmissionMode))
@@ -219,6 +219,45 @@ async def test_an_engine_of_two_pools_goes_on_for_the_one_that_does_not_drain(
         held.gateway.running.discard(mine)
         assert (await ended(drains, "b"))["ended"] == 1
         assert others.ending.outcome is None
+
+
+async def test_a_pool_that_a_reload_takes_away_drains_on_until_its_deadline(
+    tmp_path: Path,
+) -> None:
+    async with steered(tmp_path) as (held, steering, drains):
+        quick, slow = running(held, B, "b"), running(held, B, "b")
+        others = running(held, B, "c")
+        await steering.change("ben", Move("drain", pool="b", deadline_s=30.0))
+        held.rewrite('[pool.b]\nengines = ["http://127.0.0.1:8002"]\n', "")
+        await held.control.reload("ben")
+        assert "b" not in held.gateway.parts.fleet.pools
+        held.gateway.running.discard(quick)
+        await asyncio.sleep(3 * POLL_S)
+        (row,) = drains.rows()["drains"]
+        assert (row["state"], row["remaining"], row["drained"]) == ("draining", 1, 1)
+        assert (held.gateway.waited_for(), slow.ending.outcome) == (1, None)
+        held.clock.now += 31.0
+        async with asyncio.timeout(10.0):
+            await slow.ending.wait()
+        held.gateway.running.discard(slow)
+        row = await ended(drains, "b")
+        assert (row["drained"], row["ended"]) == (1, 1)
+        assert others.ending.outcome is None
+
+
+async def test_what_comes_after_a_drain_began_is_not_ended_by_it(tmp_path: Path) -> None:
+    """The pool may have been configured again, or have become a candidate again."""
+    async with steered(tmp_path) as (held, steering, drains):
+        old = running(held, A, "a")
+        await steering.change("ben", Move("drain", pool="a", deadline_s=30.0))
+        held.clock.now += 10.0
+        new = running(held, A, "a")
+        held.clock.now += 21.0
+        async with asyncio.timeout(10.0):
+            await old.ending.wait()
+        held.gateway.running.discard(old)
+        assert (await ended(drains, "a"))["ended"] == 1
+        assert new.ending.outcome is None
 
 
 async def test_a_route_drains_without_its_pool_and_everything_drains_at_once(

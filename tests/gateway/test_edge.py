@@ -12,6 +12,7 @@ import uvicorn
 from gateway.domain import Outcome, Refused
 from gateway.edge import ClientGone, EdgeLimits, caller_ending, read_body, uvicorn_config
 from gateway.lifetime import Ending
+from gateway.serve import ADMIN_LIMITS
 from tests.gateway.scripted import BACKEND, eventually
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -544,6 +545,21 @@ async def test_one_address_may_not_take_all_connections() -> None:
         assert (await edge.ask(GET.replace(b"host", b"connection: close\r\nhost"))).endswith(
             b"empty"
         )
+
+
+async def test_one_address_may_not_keep_operators_elsewhere_out() -> None:
+    async with served(limits=ADMIN_LIMITS) as edge:
+        held = [await edge.open() for _ in range(ADMIN_LIMITS.max_connections_per_address)]
+        connections = edge.server.server_state.connections  # type: ignore[union-attr]
+        await eventually(lambda: len(connections) == len(held))
+        assert b'"code":"ingress_full"' in await edge.ask(GET)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", edge.port, local_addr=("127.0.0.2", 0)
+        )
+        writer.write(GET)
+        assert (await reader.readuntil(b"empty")).startswith(b"HTTP/1.1 200")
+        for _, open_writer in (*held, (reader, writer)):
+            open_writer.close()
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -371,18 +371,20 @@ async def test_two_names_of_one_address_are_found_out_at_the_start(tmp_path: Pat
 
 
 async def test_two_addresses_of_one_process_are_found_out_by_what_they_say(tmp_path: Path) -> None:
-    same = page(start=1700.5, blocks=100)
-    first, second = FakeEngine(metrics=same), FakeEngine(metrics=same)
-    async with several(first, second) as ports:
+    engine = FakeEngine(metrics=page(start=1700.5, cpu=7.25, blocks=100))
+    async with several(engine, engine) as ports:
         config = isolated(*(f"http://127.0.0.1:{port}" for port in ports))
         async with world(tmp_path, config) as gate:
             await gate.fleet.first_round(5.0)
             assert "the same process start" in (gate.fleet.isolation_fault() or "")
 
 
-async def test_two_engines_are_two(tmp_path: Path) -> None:
-    first = FakeEngine(metrics=page(start=1700.5, blocks=100))
-    second = FakeEngine(metrics=page(start=1701.5, blocks=100))
+@pytest.mark.parametrize(("start", "cpu"), [(1701.5, 7.25), (1700.5, 7.5), (1700.5, 6.0)])
+async def test_two_engines_are_two_also_where_they_started_at_once(
+    tmp_path: Path, start: float, cpu: float
+) -> None:
+    first = FakeEngine(metrics=page(start=1700.5, cpu=7.25, blocks=100))
+    second = FakeEngine(metrics=page(start=start, cpu=cpu, blocks=100))
     async with several(first, second) as ports:
         config = isolated(*(f"http://127.0.0.1:{port}" for port in ports))
         async with world(tmp_path, config) as gate:
@@ -417,6 +419,20 @@ async def test_what_an_engine_says_of_its_priorities_is_told_and_never_assumed(
         assert gate.fleet.status()[0]["priority"] == state
         told = [event["state"] for event in gate.events("engine_priority")]
     assert told == ([] if state == "not_asked" else [state])
+
+
+async def test_an_engine_that_did_not_answer_in_time_is_asked_for_its_policy_again(
+    tmp_path: Path,
+) -> None:
+    says = {"/server_info": '{"vllm_config": {"scheduler_config": {"policy": "priority"}}}'}
+    engine = FakeEngine(answers=says, hangs_at="/server_info")
+    async with several(engine) as (port,), world(tmp_path, with_policy("priority")(port)) as gate:
+        await gate.fleet.first_round(5.0)
+        assert gate.fleet.priority(f"http://127.0.0.1:{port}") == "unverified"
+        engine.hangs_at = "no path"
+        await gate.fleet.first_round(5.0)
+        assert gate.fleet.priority(f"http://127.0.0.1:{port}") == "verified"
+        assert [event["state"] for event in gate.events("engine_priority")] == ["verified"]
 
 
 async def test_a_request_that_is_late_for_a_vanished_class_is_told_so(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ def make_flow(spec: FlowSpec = SPEC) -> Flow:
 
 def make_ticket(flow: Flow, number: int, tokens: int = 100, arrived_s: float = 0.0) -> Ticket:
     return Ticket(
-        number, flow, "p", 1, tokens, 10, 7, True, 0, arrived_s, arrived_s + 60.0, float(tokens)
-    )
+        number, flow, "p", 1, tokens, 10, 7, True, 0, arrived_s, arrived_s + 60.0, float(tokens),
+        tokens + 10,
+    )  # fmt: skip
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 9000)), max_size=60))

@@ -202,7 +202,12 @@ def test_engine_cores_that_differ_are_told_apart_and_the_least_cache_counts() ->
 def test_null_counts_only_where_it_is_a_value() -> None:
     config: dict[str, Any] = {
         "model_config": {"dtype": "torch.bfloat16", "quantization": None, "revision": None},
-        "scheduler_config": {"policy": "fcfs", "max_num_queued_reqs": None, "max_num_seqs": None},
+        "scheduler_config": {
+            "policy": "fcfs",
+            "max_num_queued_reqs": None,
+            "max_num_active_seqs": None,
+            "max_num_seqs": None,
+        },
         "speculative_config": {"method": "ngram"},
     }
     assert facts_of_server_info({"vllm_config": config}) == {
@@ -210,6 +215,7 @@ def test_null_counts_only_where_it_is_a_value() -> None:
         "args.quantization": None,
         "args.scheduling_policy": "fcfs",
         "args.max_num_queued_reqs": None,
+        "args.max_num_active_seqs": None,
         "args.speculative_config": {"method": "ngram"},
     }
     assert facts_of_server_info({"vllm_config": "text"}) == {}

@@ -50,3 +50,31 @@ def test_a_stuck_reader_costs_lines_not_memory_and_the_loss_is_told():
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
     assert [line["n"] for line in lines if "n" in line] == list(range(11))
     assert {"event": "log_lines_dropped", "count": 90} in lines
+
+
+class FullFile(io.BytesIO):
+    """A file on a disk that is full for the first three writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals, self.works = 3, threading.Event()
+
+    def write(self, data) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(28, "No space left on device")
+        self.works.set()
+        return super().write(data)
+
+
+def test_lines_that_a_full_disk_lost_are_counted_once_without_another_line():
+    file = FullFile()
+    journal = Journal(file)
+    for number in range(5):
+        journal.line(b'{"n":%d}\n' % number)
+    assert file.works.wait(10)
+    journal.close()
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    told = sum(line["count"] for line in lines if line.get("event") == "log_lines_dropped")
+    assert told + sum("n" in line for line in lines) == 5
+    assert told

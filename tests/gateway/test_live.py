@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.live import SPAN_S, Reading, Window, percentile, recent
+from gateway.live import SHOWN_S, SPAN_S, Reading, Shown, Window, percentile, recent
 from gateway.tallies import BOUNDS_S
 
 SHORT = ("short", "interactive")
@@ -86,3 +86,21 @@ def test_a_window_reaches_a_minute_back_and_is_bounded(steps: list[float]) -> No
 
 def test_a_window_without_readings_begins_nowhere() -> None:
     assert Window().first() is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.7), st.integers(0, 1)), min_size=1, max_size=30))
+def test_many_who_look_are_shown_one_document_of_now(looks: list[tuple[float, int]]) -> None:
+    shown, made, now = Shown(), list[tuple[float, int]](), 0.0
+    for later_s, state in looks:
+        now += later_s
+
+        def make(at: tuple[float, int] = (now, state)) -> bytes:
+            made.append(at)
+            return repr(at).encode()
+
+        found = shown.get(state, make, now)
+        assert found == repr(made[-1]).encode()
+        assert made[-1][1] == state
+        assert now - made[-1][0] < SHOWN_S
+    for (before_s, old), (after_s, new) in pairwise(made):
+        assert old != new or after_s - before_s >= SHOWN_S

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.control import Change
@@ -96,3 +97,26 @@ async def test_a_paused_flow_says_by_whom_and_until_when(held: Held) -> None:
     ]
     assert shown["engines"][0]["paused"]
     assert shown["limits_revision"] == 3
+
+
+async def test_who_looks_at_the_same_moment_is_shown_one_document_until_something_changes(
+    held: Held,
+) -> None:
+    made = 0
+
+    def routes() -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        return {"revision": made}
+
+    shown = Panel(held.control, routes)
+    first = shown.document()
+    held.clock.now += 0.4
+    assert (shown.document(), made) == (first, 1)
+    assert orjson.loads(first)["routes"] == {"revision": 1}
+    wanted = {"flow.short.interactive.weight": 9.0}
+    held.control.change("ben", Change(held.control.overlay.revision, wanted))
+    assert orjson.loads(shown.document())["flows"][0]["weight"] == 9.0
+    held.clock.now += 0.5
+    shown.document()
+    assert made == 3

@@ -687,17 +687,19 @@ async def test_an_engine_that_is_full_leaves_the_answer_to_the_gateway(
     assert caller.status is None
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"choices":[{"message":{"content":""},"finish_reason":"abort"}]}',
-        b'{"error":{"message":"m","code":500}}',
-    ],
-)
-async def test_a_success_that_is_none_is_counted_as_the_engines_error(body: bytes) -> None:
+async def test_a_success_that_is_none_is_counted_as_the_engines_error() -> None:
+    body = b'{"error":{"message":"m","code":500}}'
     result, caller = await run(plain(body, headers=JSON), stream=False)
     assert (result.outcome, result.status, caller.body) == (Outcome.ENGINE_ERROR, 200, body)
     assert caller.headers[b"x-sluicegate-outcome"] == b"engine_error"
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_a_whole_answer_that_the_engine_cut_short_is_a_rejection(reason: str) -> None:
+    body = b'{"choices":[{"message":{"content":"half"},"finish_reason":"%b"}]}' % reason.encode()
+    result, caller = await run(plain(body, headers=JSON), stream=False)
+    assert (result.outcome, result.detail) == (Outcome.ENGINE_REJECTED, f"finish_{reason}")
+    assert (result.committed, caller.status) == (False, None)
 
 
 @pytest.mark.parametrize("length", [0, 1, 16, 60, 70, 79])

@@ -106,6 +106,20 @@ def test_a_route_goes_there_and_back(one: Running, capsys: Said) -> None:
     assert stable(one) == ("b", None)
 
 
+def test_the_reason_to_go_without_a_record_is_shown_wherever_the_move_is(
+    one: Running, capsys: Said
+) -> None:
+    canary = ("routes", "canary", "m/short", "--to", "c", "--without-record", "new cluster")
+    assert run(*canary, "--weight", "5", at=one) == 0
+    assert run(*canary, "--weight", "9", "--why", "a trial", at=one) == 0
+    capsys.readouterr()
+    for verb in ("show", "audit"):
+        assert run("routes", verb, at=one) == 0
+        said = capsys.readouterr().out
+        assert ": without a record: new cluster\n" in said
+        assert ": a trial; without a record: new cluster\n" in said
+
+
 def test_pools_and_routes_are_drained_and_undrained(one: Running, capsys: Said) -> None:
     assert run("routes", "drain", "c", "--deadline", "60", at=one) == 0
     assert "  c: in use -> draining\n" in capsys.readouterr().out

@@ -21,6 +21,7 @@ vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 0.5
 vllm:num_preemptions_total{engine="0"} 2.0
 process_start_time_seconds 1.75e+09
+process_cpu_seconds_total 12.5
 vllm:num_requests_running{engine="2"
 vllm:num_requests_waiting{engine="3"} many
 """
@@ -31,6 +32,7 @@ def test_the_wanted_figures_are_summed_and_nonsense_is_skipped() -> None:
         running=5.0,
         waiting=1.0,
         process_start_s=1.75e9,
+        cpu_s=12.5,
         iterations=42.0,
         preemptions=2.0,
         kv_usage=0.5,

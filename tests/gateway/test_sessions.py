@@ -91,6 +91,15 @@ def test_an_address_waits_after_so_many_wrong_tokens() -> None:
     assert attempts.wait_s("x", WINDOW_S) == 1.0
 
 
+def test_who_tries_from_many_addresses_keeps_nobody_else_out() -> None:
+    attempts = Attempts()
+    for address in range(500):
+        for n in range(MAX_REFUSED):
+            attempts.refused(str(address), n / 10)
+    assert attempts.wait_s("499", 1.0) > 0.0
+    assert attempts.wait_s("an operator", 1.0) == 0.0
+
+
 def test_many_addresses_together_wait_too_and_are_not_all_kept() -> None:
     attempts = Attempts()
     for n in range(MAX_REFUSED_IN_ALL):

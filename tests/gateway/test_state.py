@@ -41,7 +41,7 @@ def test_what_is_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> N
     state.close()
     again = State(tmp_path / "new" / "state")
     assert again.revisions(10) == [again.revision(1)] == [revision(1)]
-    assert again.audit(10) == [entry]
+    assert again.audit(10) == ([entry], None)
     assert again.get_all("watch") == {"m/short": {"since": 1}}
     assert (again.salt, len(salt)) == (salt, 32)
     assert again.revision(2) is None
@@ -106,7 +106,7 @@ def test_a_change_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     state.commit("now", NOTE, revision(1))
     with pytest.raises(StateError, match="UNIQUE"):
         state.commit("now", NOTE, revision(1), [("watch", "x", {})])
-    assert (len(state.audit(9)), state.get_all("watch"), state.broken_at()) == (1, {}, None)
+    assert (len(state.audit(9)[0]), state.get_all("watch"), state.broken_at()) == (1, {}, None)
     state.commit("now", NOTE, revision(2))
     assert [row.revision for row in state.revisions(9)] == [2, 1]
     state.close()
@@ -142,7 +142,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFIN
 try:
     state.commit("now", Note("ben", "flip", why="x" * 100_000))
 except StateError as error:
-    print(error, len(state.audit(9)), state.broken_at())
+    print(error, len(state.audit(9)[0]), state.broken_at())
 """
 
 
@@ -253,6 +253,50 @@ def test_a_file_that_is_damaged_or_of_another_version_is_named(
     assert str(refused.value).startswith(f"{path}: {words}")
 
 
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("lose", "words"),
+    [(Path.unlink, "is gone, but state.sqlite-journal is there"), (emptied, "is empty")],
+)
+def test_a_file_that_was_lost_is_not_begun_anew_until_somebody_says_so(
+    tmp_path: Path, lose: Callable[[Path], None], words: str
+) -> None:
+    path = written(tmp_path)
+    lose(path)
+    before = sorted(tmp_path.iterdir())
+    for _ in range(2):
+        with pytest.raises(StateError) as refused:
+            State(tmp_path)
+        assert str(refused.value).startswith(f"{path}: {words}")
+        assert "to begin without routes, audit and records" in str(refused.value)
+    assert sorted(tmp_path.iterdir()) == before
+    for left in before:
+        left.unlink()
+    state = State(tmp_path)
+    assert (state.revisions(9), state.audit(9)) == ([], ([], None))
+    state.close()
+
+
+def test_a_copy_that_was_put_back_is_taken(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    kept = path.read_bytes()
+    path.unlink()
+    path.write_bytes(kept)
+    state = State(tmp_path)
+    assert len(state.audit(9)[0]) == 3
+    state.close()
+
+
+def test_what_a_crash_left_of_making_the_file_is_no_loss(tmp_path: Path) -> None:
+    (tmp_path / f"{FILE}.new").write_bytes(b"half of a database")
+    (tmp_path / f"{FILE}.new-journal").write_bytes(b"half of a journal")
+    State(tmp_path).close()
+    assert [path.name for path in tmp_path.iterdir() if ".new" in path.name] == []
+
+
 def test_a_directory_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=str(tmp_path / "file" / "state")):
@@ -275,6 +319,21 @@ def test_an_audit_trail_that_was_tampered_with_says_where(
     change(written(tmp_path), statement)
     state = State(tmp_path)
     assert state.broken_at() == at
+    for limit in (2, 3, 9):
+        assert state.audit(limit)[1] == at
+    assert state.audit(1)[1] == (3 if at == 3 else None)  # what stands before is not read
+    state.close()
+
+
+def test_no_more_of_the_audit_trail_is_read_than_is_asked_for(tmp_path: Path) -> None:
+    state, read = State(tmp_path), []
+    for number in range(1, 41):
+        state.commit("now", NOTE, revision(number))
+    state.connection.create_function("touched", 1, lambda body: read.append(body) or body)
+    state.connection.execute("ALTER TABLE audit RENAME TO kept")
+    state.connection.execute("CREATE VIEW audit AS SELECT n, touched(body) AS body FROM kept")
+    entries, broken = state.audit(5)
+    assert ([entry.n for entry in entries], broken, len(read)) == ([40, 39, 38, 37, 36], None, 5)
     state.close()
 
 
@@ -283,7 +342,7 @@ def test_entries_of_the_audit_trail_that_can_be_read_are_shown_beside_one_that_c
 ) -> None:
     change(written(tmp_path), "UPDATE audit SET body = 'no JSON' WHERE n = 2")
     state = State(tmp_path)
-    assert [entry.n for entry in state.audit(9)] == [3, 1]
+    assert [entry.n for entry in state.audit(9)[0]] == [3, 1]
     state.close()
 
 
@@ -315,5 +374,5 @@ def test_a_file_that_was_moved_away_takes_no_change_and_says_why(tmp_path: Path)
         state.commit("now", NOTE, revision(4))
     (tmp_path / "elsewhere").rename(path)
     state.commit("now", NOTE, revision(4))
-    assert (len(state.audit(9)), state.broken_at()) == (4, None)
+    assert (len(state.audit(9)[0]), state.broken_at()) == (4, None)
     state.close()

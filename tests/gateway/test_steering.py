@@ -584,7 +584,7 @@ def test_an_edited_configuration_makes_a_revision_of_its_own(tmp_path: Path) -> 
     assert {r.name: r.stable_pool for r in found.routes.values()} == {
         "m/short": "a", "m/long": "c",
     }  # fmt: skip
-    (entry, *_) = again.state.audit(9)
+    ((entry, *_), _) = again.state.audit(9)
     assert (entry.action, entry.from_revision, entry.to_revision) == ("configuration", 2, 3)
     third, same = restarted(again, tmp_path, edited)
     assert same == found

@@ -246,7 +246,7 @@ def test_a_configuration_that_does_not_hold_together_changes_nothing(
 def test_a_route_to_an_unknown_pool_changes_nothing() -> None:
     gate = Gate(engines={"e0": ONE})
     with pytest.raises(MisuseError, match=r"m/short .* nowhere"):
-        gate.core.set_routes({("m", "short"): RouteView("nowhere")}, 0.0)
+        gate.reroute({("m", "short"): RouteView("nowhere")})
     assert gate.ask("a") == "e0"
 
 

@@ -18,6 +18,11 @@ def test_each_class_is_asked_with_a_prompt_well_inside_it() -> None:
     assert found == [("short", 512, 0.5), ("long", 8192, 5.0)]
 
 
+def test_an_answer_may_take_a_given_part_or_multiple_of_the_classes_limit() -> None:
+    assert [q.limit_s for q in questions(SIZES, 16384, 3.0)] == [1.5, 15.0]
+    assert [q.limit_s for q in questions(SIZES, 16384, 0.5)] == [0.25, 2.5]
+
+
 @pytest.mark.parametrize("length", [100, 5000])
 def test_no_prompt_is_larger_than_its_class_or_the_model(length: int) -> None:
     assert all(q.prompt_tokens < length for q in questions(SIZES, length))
