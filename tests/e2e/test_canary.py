@@ -120,6 +120,7 @@ async def test_a_canary_onto_an_engine_that_fails_goes_back_by_itself(faulty: Fr
     assert told == {"record": {"without_record": "engines of a test"}, "abort": ABORT}
     assert await faulty.total("sluicegate_canary_aborts_total", route=ROUTE) == 1
     assert await faulty.total("sluicegate_canary_watch", route=ROUTE, state="reverted") == 1
+    await eventually(lambda: faulty.events("canary_aborted"))  # the log is written in batches
     assert [line["why"] for line in faulty.events("canary_aborted")] == [entry["why"]]
     answers = await asyncio.gather(*(faulty.ask(chat(), key=key) for key in CALLERS))
     assert {answer.status_code for answer in answers} == {200}

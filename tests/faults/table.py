@@ -341,7 +341,7 @@ ROWS: tuple[Row, ...] = (
            "engine's"),
     *_both("status 500", says(plain(ERROR_BODY, b"500 Oops")), "engine_error", 500, "engine's"),
     *_both("status 503", says(plain(ERROR_BODY, b"503 Busy")), "engine_rejected", 503, "refusal"),
-    Row("finish reason abort", says(plain(ABORTED_BODY)), False, "engine_error", 200, "engine's"),
+    Row("finish reason abort", says(plain(ABORTED_BODY)), False, "engine_rejected", 503, "refusal"),
     Row("bytes after the answer", says(plain(GOOD_BODY) + b"HTTP/1.1 200 OK\r\n\r\n"), False,
         "completed", 200, "whole"),
     Row("another whole answer after the first", says(plain(GOOD_BODY) + plain(ERROR_BODY)), False,
