@@ -7,12 +7,11 @@ same folder gives the same bytes with the same compression library.
 """
 
 import gzip
-import io
-import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from loadgen.archive import entries, tarred
 from loadgen.decide import decide
 from loadgen.files import file_digest, read_bytes, read_json, write_bytes
 from loadgen.record import BenchError, canonical, digest, strict_json
@@ -41,7 +40,6 @@ SERVING = (
     "hardware_id",
     "gateway_config_digest",
 )
-LARGEST_BYTES = 1 << 30
 README = """Sluicegate evidence bundle
 
 decision.json   the verdict, its reasons and the digests it rests on
@@ -143,14 +141,8 @@ def _sums(contents: Mapping[str, bytes]) -> bytes:
 
 
 def _packed(contents: Mapping[str, bytes]) -> bytes:
-    raw = io.BytesIO()
-    # Whose the files are and when they were written is no evidence, and would change the bytes.
-    with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name in sorted(contents):
-            entry = tarfile.TarInfo(f"bundle/{name}")
-            entry.size, entry.mode = len(contents[name]), 0o644
-            archive.addfile(entry, io.BytesIO(contents[name]))
-    return gzip.compress(raw.getvalue(), compresslevel=9, mtime=0)
+    raw = tarred({f"bundle/{name}": data for name, data in contents.items()})
+    return gzip.compress(raw, compresslevel=9, mtime=0)
 
 
 def write_bundle(folder: Path, out: Path, *, report: bool = True) -> str:
@@ -169,17 +161,7 @@ def write_bundle(folder: Path, out: Path, *, report: bool = True) -> str:
 
 
 def _unpacked(path: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path, mode="r:gz") as archive:
-            for entry in archive:
-                inside = archive.extractfile(entry) if entry.isfile() else None
-                if inside is None or entry.size > LARGEST_BYTES:
-                    raise BenchError(f"{path}: {entry.name}: not a file of a bundle")
-                found[entry.name.removeprefix("bundle/")] = inside.read()
-    except (OSError, tarfile.TarError, EOFError) as error:
-        raise BenchError(f"{path}: not a bundle ({error})") from error
-    return found
+    return {name.removeprefix("bundle/"): data for name, data in entries(path, "r:gz", "a bundle")}
 
 
 def _decided_anew(found: Mapping[str, bytes]) -> bytes:

@@ -5,15 +5,14 @@ traces with their corpus, becomes one `records.tar.xz`; the report is compressed
 folder gives the same bytes with the same compression library.
 """
 
-import io
 import lzma
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from loadgen.archive import entries, tarred
 from loadgen.files import read_bytes, write_bytes
 from loadgen.record import BenchError
 
@@ -25,7 +24,6 @@ MUST = ("plan.json", "analysis.json", "decision.json")
 MAY = ("inputs.json", "topology-analysis.json", "arms-analysis.json", "expected-analysis.json")
 PROOF = ("corpus.*", "trace-*", "runs/**/*", "starts/**/*")
 LEFT_OUT = "keys.toml"
-LARGEST_BYTES = 1 << 30
 
 
 def _proof(folder: Path) -> list[Path]:
@@ -40,15 +38,9 @@ def _cut_off(path: Path) -> bool:
 
 
 def _archive(folder: Path) -> bytes:
-    raw = io.BytesIO()
-    # Whose the files are and when they were written is no evidence, and would change the bytes.
-    with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in _proof(folder):
-            data = read_bytes(path)
-            entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
-    return lzma.compress(raw.getvalue(), preset=9)
+    files = _proof(folder)
+    raw = tarred({path.relative_to(folder).as_posix(): read_bytes(path) for path in files})
+    return lzma.compress(raw, preset=9)
 
 
 def pack(folder: Path, out: Path) -> int:
@@ -77,18 +69,10 @@ def _safe(name: str) -> bool:
 
 
 def _extract(path: Path, out: Path) -> None:
-    left = LARGEST_BYTES
-    try:
-        with tarfile.open(path, mode="r:xz") as archive:
-            for entry in archive:
-                left -= entry.size
-                if not entry.isfile() or not _safe(entry.name) or left < 0:
-                    raise BenchError(f"{path}: {entry.name}: not a file of packed evidence")
-                inside = archive.extractfile(entry)
-                assert inside is not None  # noqa: S101 - it is a regular file
-                write_bytes(out / entry.name, inside.read())
-    except (OSError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise BenchError(f"{path}: not packed evidence ({error})") from error
+    for name, data in entries(path, "r:xz", "packed evidence"):
+        if not _safe(name):
+            raise BenchError(f"{path}: {name}: not a file of packed evidence")
+        write_bytes(out / name, data)
 
 
 def unpack(folder: Path, out: Path) -> None:

@@ -35,20 +35,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from loadgen.engine.prefix_cache import block_keys
 from loadgen.engine.scheduler import Scheduler, SchedulerConfig
+from tests.engine.models import COMMON, LLAMA, TINY
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "intermediate_size": 128,
-    "vocab_size": 32000,
-    "max_position_embeddings": 16384,
-    "torch_dtype": "bfloat16",
-}
 MAX_MODEL_LEN = 64
 PLANTED_WORLDS = 50
 
@@ -305,7 +293,7 @@ def main() -> int:
     args = parser.parse_args()
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+        (Path(folder) / "config.json").write_text(json.dumps({**COMMON, **LLAMA, **TINY}))
         told = compare(args.worlds, {}, Path(folder))
         told["planted"] = {
             name: compare(PLANTED_WORLDS, {name: value}, Path(folder))["differences"]
