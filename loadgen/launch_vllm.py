@@ -7,6 +7,7 @@ On loopback the engine is started in development mode, so that it tells its effe
 import asyncio
 import os
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from loadgen.launching import STRICT, Need, Standing, settings_of
 from loadgen.record import BenchError, digest
 from loadgen.stack import log_tail, stop_process
 from loadgen.tether import tethered
-from loadgen.vllm_flags import command_line, flags_in, unknown_flags
+from loadgen.vllm_flags import command_line, flags_in, help_in, unknown_flags
 
 __all__ = ["Vllm", "VllmSettings", "vllm_command"]
 
@@ -126,7 +127,7 @@ class Vllm:
         if process.returncode != 0:
             end = output.decode(errors="replace")[-1000:]
             raise BenchError(f"{' '.join(plain)} --help=all ended with {process.returncode}: {end}")
-        return output.decode(errors="replace")
+        return help_in(output.decode(errors="replace"))
 
     def _identity(self, versions: Mapping[str, Any]) -> dict[str, str]:
         own = self._settings
@@ -145,7 +146,8 @@ class Vllm:
         return env
 
     @asynccontextmanager
-    async def _engine(self, need: Need, n: int, log: Path) -> AsyncIterator[str]:
+    async def _engine(self, need: Need, n: int, log: Path) -> AsyncIterator[Process]:
+        """Have the process of engine `n`, healthy or not yet, while inside."""
         url = self._settings.url(n)
         if await healthy(url):
             raise BenchError(f"{url}: something serves there already; stop it or change the port")
@@ -163,12 +165,32 @@ class Vllm:
             except OSError as error:
                 raise BenchError(f"{self._settings.command[0]}: {error}") from error
         try:
-            await self._wait_healthy(process, url, log)
-            yield url
+            yield process
         finally:
             await asyncio.shield(stop_process(process))
 
-    async def _wait_healthy(self, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
+    async def _engines(self, need: Need, logs: Sequence[Path], stack: AsyncExitStack) -> None:
+        """Start them until all are healthy: together where each has devices of its own.
+
+        Engines that share a device start one after another, since each measures the memory that
+        the others leave.
+        """
+        own = self._settings
+        devices = [d for of in own.devices[: need.engines] for d in of.split(",")]
+        apart = len(own.devices) >= need.engines and len(set(devices)) == len(devices)
+        waits = []
+        try:
+            for n, log in enumerate(logs):
+                process = await stack.enter_async_context(self._engine(need, n, log))
+                waits.append(asyncio.ensure_future(self._wait_healthy(process, own.url(n), log)))
+                if not apart:
+                    await waits[-1]
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _wait_healthy(self, process: Process, url: str, log: Path) -> None:
         until_s = time.monotonic() + self._settings.ready_s
         while not await healthy(url):
             if process.returncode is not None:
@@ -187,8 +209,7 @@ class Vllm:
             raise BenchError("--time-scale: a real engine's clock cannot be scaled")
         logs = [folder / f"engine-{n}.log" for n in range(need.engines)]
         async with AsyncExitStack() as stack:
-            for n, log in enumerate(logs):
-                await stack.enter_async_context(self._engine(need, n, log))
+            await self._engines(need, logs, stack)
             urls = [own.url(n) for n in range(need.engines)]
             before = front(urls, need, folder, self._before())
             endpoint = await stack.enter_async_context(before)

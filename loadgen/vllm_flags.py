@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["command_line", "flags_in", "unknown_flags"]
+__all__ = ["command_line", "flags_in", "help_in", "unknown_flags"]
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
@@ -36,6 +36,13 @@ def command_line(args: Mapping[str, Any]) -> list[str]:
 def flags_in(text: str) -> frozenset[str]:
     """Return every flag that a help text names."""
     return frozenset(FLAG.findall(text))
+
+
+def help_in(printed: str) -> str:
+    """Return the help of all that was printed: without the log lines, which hold the time."""
+    lines = printed.splitlines(keepends=True)
+    first = next((n for n, line in enumerate(lines) if line.startswith("usage:")), 0)
+    return "".join(lines[first:])
 
 
 def unknown_flags(words: Iterable[str], known: frozenset[str]) -> list[str]:

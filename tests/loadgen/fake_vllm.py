@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 HELP = """usage: vllm serve
   --revision R --tokenizer-revision R --served-model-name N --host H --port P
@@ -39,13 +41,23 @@ def page(path, words):
     return None
 
 
+def wait_for_others(folder, count):
+    """Serve only once that many engines have started."""
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < count:
+        time.sleep(0.02)
+
+
 def main(words):
     if "--help=all" in words:
+        print(f"WARNING {time.time_ns()} [cuda.py:45] Failed to import from vllm._C")
         print(HELP, f"(on {shutil.get_terminal_size().columns} columns)")
         return 0
     if os.environ.get("FAKE_CRASH"):
         print("CUDA out of memory", flush=True)
         return 1
+    if os.environ.get("FAKE_WAITS"):
+        wait_for_others(Path(os.environ["FAKE_WAITS"]), 2)
     shown = {"max_num_seqs": value(words, "--max-num-seqs", 1024)}
     print(f"INFO non-default args: {shown}", flush=True)
 

@@ -8,6 +8,7 @@ from loadgen.asking import healthy
 from loadgen.launch_vllm import Vllm, VllmSettings, vllm_command
 from loadgen.launching import Need
 from loadgen.record import BenchError
+from tests.loadgen.test_front import TEXT
 
 FAKE = str(Path(__file__).parent / "fake_vllm.py")
 ARGS = {"max_num_batched_tokens": 2048, "max_num_seqs": 16}
@@ -46,7 +47,7 @@ async def test_a_flag_that_this_vllm_does_not_have_is_refused_before_anything_st
         await launcher().prepare([need(max_warp_speed=9)])
 
 
-async def test_the_helps_digest_is_among_the_inputs_whatever_the_terminals_width(monkeypatch):
+async def test_the_helps_digest_is_among_the_inputs_whatever_width_and_time_are(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     narrow = await launcher().prepare([need()])
     monkeypatch.setenv("COLUMNS", "200")
@@ -100,6 +101,29 @@ async def test_an_engine_that_ends_while_it_starts_shows_its_log(tmp_path):
     with pytest.raises(BenchError, match=r"ended while it started\n.*CUDA out of memory"):
         async with own.standing(need(), tmp_path / "s"):
             pass
+
+
+def two():
+    return Need("01", "C1", ARGS, (), engines=2)
+
+
+async def test_engines_with_devices_of_their_own_start_together(tmp_path):
+    (waits := tmp_path / "waits").mkdir()
+    text = dict(zip(("tokenizer", "chat_template"), TEXT, strict=True))
+    environment = {"FAKE_WAITS": str(waits)}
+    own = launcher(devices=["0", "1"], environment=environment, ready_s=30.0, direct=False, **text)
+    async with own.standing(two(), tmp_path / "s") as standing:
+        assert len(standing.endpoint.engine_urls) == 2
+
+
+@pytest.mark.parametrize("devices", [[], ["0"], ["0", "0"], ["0,1", "1"]])
+async def test_engines_that_share_a_device_start_one_after_another(tmp_path, devices):
+    (waits := tmp_path / "waits").mkdir()
+    own = launcher(devices=devices, environment={"FAKE_WAITS": str(waits)}, ready_s=1.0)
+    with pytest.raises(BenchError, match="not healthy after 1 s"):
+        async with own.standing(two(), tmp_path / "s"):
+            pass
+    assert len(list(waits.iterdir())) == 1
 
 
 async def test_a_server_that_stands_there_already_is_left_alone(tmp_path):
