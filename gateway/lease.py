@@ -43,7 +43,11 @@ class Hold:
 
 @dataclass(slots=True)
 class Lease:
-    """What one request holds of one engine, from dispatch to release."""
+    """What one request holds of one engine, from dispatch to release.
+
+    ``prefill_until_s``: when its prefill should have ended; None where that decides nothing.
+    ``seated``: it counts against the cap of its size class.
+    """
 
     id: int
     ticket: Ticket
@@ -55,6 +59,7 @@ class Lease:
     output_charge_tokens: int
     prefill_until_s: float | None = None
     prefilling: bool = True
+    seated: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,20 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-__all__ = ["RecentP95", "ServiceRate", "learnt_prefill_rate", "unstreamed_prefill_s"]
+__all__ = [
+    "RecentP95",
+    "ServiceRate",
+    "learnt_prefill_rate",
+    "overdue_prefill_s",
+    "unstreamed_prefill_s",
+]
 
 RATE_MEMORY_S = 10.0
 RECENT_VALUES = 200
 VALUES_FOR_P95 = 59
 PREFILL_MEMORY_TOKENS = 200_000.0
 PREFILL_LEAST_TOKENS = 256
-UNARY_PREFILL_FACTOR = 1.25
+PREFILL_FACTOR = 1.25
 UNARY_PREFILL_GRACE_S = 0.020
 
 
@@ -112,6 +118,11 @@ def learnt_prefill_rate(rate: float, tokens: int, elapsed_s: float) -> float:
     return 1 / ((1 - weight) / rate + weight * elapsed_s / tokens)
 
 
+def overdue_prefill_s(tokens: int, rate: float) -> float:
+    """After how many seconds a prefill takes longer than was to be expected."""
+    return PREFILL_FACTOR * tokens / rate
+
+
 def unstreamed_prefill_s(tokens: int, rate: float) -> float:
     """After how many seconds the prefill of an answer that shows no first byte counts as done."""
-    return UNARY_PREFILL_FACTOR * tokens / rate + UNARY_PREFILL_GRACE_S
+    return overdue_prefill_s(tokens, rate) + UNARY_PREFILL_GRACE_S

@@ -1,5 +1,6 @@
 """What must hold of the admission core after every event, whatever the event was."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -61,7 +62,7 @@ class Invariants:
             require("P4", not gone, job, "waits and can never go")
         due = [j.deadline_s for j in jobs]
         due += [
-            j.until_s for j in account.running.values() if j.prefilling and not j.offer.streamed
+            j.until_s for j in account.running.values() if j.prefilling and j.until_s < math.inf
         ]
         wakeup = self.core.next_wakeup(now)
         if due:

@@ -115,7 +115,7 @@ class Machine:
         account = self.account
         job = account.running.pop(lease_id)
         self.released.append(lease_id)
-        job.prefilling, job.until_s = True, math.inf
+        job.prefilling, job.seated, job.until_s = True, True, math.inf
         job.charge, job.kv = job.first
         job.avoids |= {job.engine} if avoid else set()
         gone = account.misfit(job) or account.drains(job.key)

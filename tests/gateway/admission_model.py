@@ -79,6 +79,7 @@ class Job:
     max_age_s: float
     engine: str = ""
     prefilling: bool = True
+    seated: bool = True
     until_s: float = math.inf
     kv: int = 0
     key: FlowKey = field(init=False)
@@ -340,7 +341,7 @@ class Account:
             load.k += job.kv
             if job.prefilling:
                 load.u[job.key] += job.offer.prompt_tokens
-                load.seats[job.key.size_class] += 1
+                load.seats[job.key.size_class] += job.seated
         return loads
 
     def misfit(self, job: Job) -> bool:
@@ -427,7 +428,8 @@ class Account:
     def end_estimates(self, now: float) -> None:
         for job in self.running.values():
             if job.until_s <= now:
-                job.prefilling = False
+                job.seated, job.until_s = False, math.inf
+                job.prefilling = job.prefilling and job.offer.streamed
 
     def first_event(self, lease_id: int) -> None:
         """A stream's first event also ends what was sent before it, on a first-come engine."""
@@ -446,6 +448,8 @@ class Account:
         if not job.offer.streamed:
             tokens = ahead + job.offer.prompt_tokens
             job.until_s = self.now + (1.25 * tokens / rate + 0.020)
+        elif job.key.size_class in dict(self.limits[job.engine].max_prefilling):
+            job.until_s = self.now + 1.25 * (ahead + job.offer.prompt_tokens) / rate
         self.waiting[job.key].remove(job)
         require("P6", verdict.lease_id not in self.running, "a lease id was given twice")
         self.running[verdict.lease_id] = job

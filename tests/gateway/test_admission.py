@@ -43,6 +43,29 @@ def test_an_unanswered_unary_prefill_ends_by_estimate() -> None:
     assert gate.wait(0.001) == ["long-2 -> e0"]
 
 
+def test_a_prefill_that_takes_longer_than_expected_leaves_its_seat_to_the_next() -> None:
+    gate = Gate()
+    gate.offer("long-1", "long")
+    assert gate.offer("long-2", "long") == ["long-2 waits"]
+    assert gate.offer("long-3", "long") == ["long-3 waits"]
+    expected_s = 8192 / LIMITS.prefill_tokens_per_s
+    assert gate.wait(1.25 * expected_s - 0.001) == []
+    assert gate.wait(0.001) == ["long-2 -> e0"]
+    (engine,) = gate.core.engine_views()
+    assert (gate.prefilling(), engine.prefill_tokens) == ({"long": 1}, 2 * 8192)
+    assert gate.first_event("long-1") == []  # a seat is left once: long-2 has it
+    assert gate.wait(2 * 1.25 * expected_s) == ["long-3 -> e0"]
+
+
+def test_prompts_that_are_overdue_are_bounded_by_their_tokens() -> None:
+    gate = Gate(engines={"e0": replace(LIMITS, prefill_tokens=2 * 8192 + 1000)})
+    for number in range(4):
+        gate.offer(f"long-{number}", "long")
+    assert gate.wait(5.0) == ["long-1 -> e0"]
+    assert gate.wait(5.0) == []
+    assert gate.first_event("long-0") == ["long-2 -> e0"]
+
+
 def test_an_unanswered_unary_prefill_ends_when_a_later_stream_answers_on_a_first_come_engine() -> (
     None
 ):

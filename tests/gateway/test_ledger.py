@@ -27,7 +27,7 @@ def engine_for(*flows: Flow, limits: EngineLimits = LIMITS) -> EngineLedger:
 
 
 def counters(engine: EngineLedger) -> tuple[object, ...]:
-    seats = {c: n for c, n in engine.prefilling.items() if n}
+    seats = {c: n for c, n in engine.seats.taken.items() if n}
     return (engine.slots_used, engine.prefill_used, engine.kv_used, seats, engine.unused_slots,
             engine.unused_prefill, engine.slots_by_flow, engine.prefill_by_flow)  # fmt: skip
 
@@ -97,6 +97,24 @@ def test_the_class_cap_counts_prefills_and_not_answers() -> None:
     assert engine.obstacle(long, make_ticket(long, 2)) is None
 
 
+def test_an_overdue_stream_leaves_its_seat_and_keeps_its_tokens() -> None:
+    long = make_flow(LONG)
+    engine = engine_for(long)
+    lease = engine.take(1, make_ticket(long, 1), 0.0)
+    assert lease.prefill_until_s == 1.25 * 100 / LIMITS.prefill_tokens_per_s
+    engine.overdue(lease)
+    engine.overdue(lease)
+    assert (engine.seats.taken, engine.prefill_used) == ({"long": 0}, 100)
+    assert engine.obstacle(long, make_ticket(long, 2)) is None
+    engine.release(lease)
+    assert (engine.seats.taken, engine.prefill_used) == ({"long": 0}, 0)
+
+
+def test_without_a_cap_nothing_is_overdue() -> None:
+    short = make_flow(SHORT)
+    assert engine_for(short).take(1, make_ticket(short, 1), 0.0).prefill_until_s is None
+
+
 def test_beside_a_hold_only_what_is_reserved_goes() -> None:
     short, long = make_flow(SHORT), make_flow(LONG)
     engine = engine_for(short, long)
@@ -110,7 +128,9 @@ def test_beside_a_hold_only_what_is_reserved_goes() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["take", "prefill", "release", "grow"]), st.integers(0, 9)),
+    st.tuples(
+        st.sampled_from(["take", "prefill", "overdue", "release", "grow"]), st.integers(0, 9)
+    ),
     max_size=60,
 )
 
@@ -133,6 +153,8 @@ def test_everything_that_is_taken_is_given_back(steps: list[tuple[str, int]]) ->
                 engine.prefill_done(lease, float(number))
             elif step == "grow":
                 engine.grow(lease, 5 * which)
+            elif step == "overdue":
+                engine.overdue(lease)
             else:
                 engine.release(leases.pop(which % len(leases)))
         assert engine.slots_used == len(leases)

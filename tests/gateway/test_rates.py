@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rates import RecentP95, ServiceRate, learnt_prefill_rate, unstreamed_prefill_s
+from gateway.rates import (
+    RecentP95,
+    ServiceRate,
+    learnt_prefill_rate,
+    overdue_prefill_s,
+    unstreamed_prefill_s,
+)
 
 
 def test_a_service_rate_counts_only_time_in_which_somebody_waited() -> None:
@@ -104,5 +110,6 @@ def test_a_prefill_rate_moves_towards_what_was_seen_and_few_tokens_teach_nothing
     assert rate == pytest.approx(8192.0, rel=0.01)
 
 
-def test_an_unstreamed_prefill_counts_as_done_a_quarter_later_than_the_rate_says() -> None:
+def test_a_prefill_is_overdue_a_quarter_later_than_the_rate_says() -> None:
+    assert overdue_prefill_s(39_000, 39_000.0) == 1.25
     assert unstreamed_prefill_s(39_000, 39_000.0) == pytest.approx(1.27)
