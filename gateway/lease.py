@@ -45,7 +45,7 @@ class Hold:
 class Lease:
     """What one request holds of one engine, from dispatch to release.
 
-    ``prefill_until_s``: when its prefill should have ended; None where that decides nothing.
+    ``prefill_until_s``: when its prefill is taken to be over, or so nearly that its seat is left.
     ``seated``: it counts against the cap of its size class.
     """
 

@@ -16,7 +16,7 @@ from gateway.domain import EngineLimits, MisuseError
 from gateway.floors import slots_floor
 from gateway.flows import Flow, Ticket
 from gateway.lease import EngineView, Hold, Lease, Obstacle, Room
-from gateway.rates import learnt_prefill_rate, overdue_prefill_s, unstreamed_prefill_s
+from gateway.rates import learnt_prefill_rate, unstreamed_prefill_s
 from gateway.seats import Seats
 
 __all__ = ["EngineLedger"]
@@ -215,13 +215,11 @@ class EngineLedger:
             lease_id, ticket, flow, self.name, now, self.prefill_used,
             ticket.kv_tokens, ticket.output_charge_tokens,
         )  # fmt: skip
-        ahead = self.prefill_used + ticket.prompt_tokens
         if not ticket.streamed:
+            ahead = self.prefill_used + ticket.prompt_tokens
             lease.prefill_until_s = now + unstreamed_prefill_s(ahead, self.rate)
             self.unary[lease_id] = lease
-        elif flow.size_class in self.seats.caps:
-            lease.prefill_until_s = now + overdue_prefill_s(ahead, self.rate)
-        self.seats.take(flow.size_class)
+        self.seats.take(lease)
         self._charge(flow, ticket.slots, ticket.prompt_tokens)
         self.kv_used += ticket.kv_tokens
         self._changed()
@@ -241,10 +239,11 @@ class EngineLedger:
         if now is not None and lease.ticket.streamed:
             tokens = lease.prefill_ahead_tokens + lease.ticket.prompt_tokens
             self.rate = learnt_prefill_rate(self.rate, tokens, now - lease.dispatched_s)
+            self.seats.learn(lease, now)
             self._end_older_unary(lease)
 
-    def overdue(self, lease: Lease) -> None:
-        """Its prefill should have ended: a stream leaves its seat, anything else counts as done."""
+    def prefill_due(self, lease: Lease) -> None:
+        """Its estimate has come: a stream leaves its seat, anything else counts as prefilled."""
         if lease.ticket.streamed:
             self.seats.leave(lease)
             self._changed()
@@ -335,6 +334,7 @@ class EngineLedger:
 
     def restarted(self, now: float) -> None:
         """Another epoch: nothing learnt of the one before counts, and N ramps if it is up."""
+        self.seats.forget()
         self.rate = self.configured.prefill_tokens_per_s
         self.ramp_from_s = now if self.up else None
         self.adapt(self.configured, now)

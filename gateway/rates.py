@@ -7,20 +7,14 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-__all__ = [
-    "RecentP95",
-    "ServiceRate",
-    "learnt_prefill_rate",
-    "overdue_prefill_s",
-    "unstreamed_prefill_s",
-]
+__all__ = ["RecentQuantile", "ServiceRate", "learnt_prefill_rate", "unstreamed_prefill_s"]
 
 RATE_MEMORY_S = 10.0
 RECENT_VALUES = 200
 VALUES_FOR_P95 = 59
 PREFILL_MEMORY_TOKENS = 200_000.0
 PREFILL_LEAST_TOKENS = 256
-PREFILL_FACTOR = 1.25
+UNARY_PREFILL_FACTOR = 1.25
 UNARY_PREFILL_GRACE_S = 0.020
 
 
@@ -89,25 +83,33 @@ class ServiceRate:
         return self._cost / (self._seconds + waited_s)
 
 
-class RecentP95:
-    """The p95, by nearest rank, of the last 200 values; None until there are ``least`` of them."""
+class RecentQuantile:
+    """A quantile, by nearest rank, of the last values.
 
-    __slots__ = ("_least", "_ranked", "_recent", "value")
+    Args:
+        share: 0.95 for the p95.
+        least: ``value`` is None until there are so many.
+        most: how many are remembered.
+    """
 
-    def __init__(self, least: int = VALUES_FOR_P95) -> None:
-        self._least = least
+    __slots__ = ("_least", "_most", "_ranked", "_recent", "_share", "value")
+
+    def __init__(
+        self, share: float = 0.95, least: int = VALUES_FOR_P95, most: int = RECENT_VALUES
+    ) -> None:
+        self._share, self._least, self._most = share, least, most
         self._recent: deque[float] = deque()
         self._ranked: list[float] = []
         self.value: float | None = None
 
     def add(self, value: float) -> None:
         """Take one more value, and forget the oldest if there are too many."""
-        if len(self._recent) == RECENT_VALUES:
+        if len(self._recent) == self._most:
             del self._ranked[bisect_left(self._ranked, self._recent.popleft())]
         self._recent.append(value)
         insort(self._ranked, value)
         if len(self._ranked) >= self._least:
-            self.value = self._ranked[math.ceil(0.95 * len(self._ranked)) - 1]
+            self.value = self._ranked[math.ceil(self._share * len(self._ranked)) - 1]
 
 
 def learnt_prefill_rate(rate: float, tokens: int, elapsed_s: float) -> float:
@@ -118,11 +120,6 @@ def learnt_prefill_rate(rate: float, tokens: int, elapsed_s: float) -> float:
     return 1 / ((1 - weight) / rate + weight * elapsed_s / tokens)
 
 
-def overdue_prefill_s(tokens: int, rate: float) -> float:
-    """After how many seconds a prefill takes longer than was to be expected."""
-    return PREFILL_FACTOR * tokens / rate
-
-
 def unstreamed_prefill_s(tokens: int, rate: float) -> float:
     """After how many seconds the prefill of an answer that shows no first byte counts as done."""
-    return overdue_prefill_s(tokens, rate) + UNARY_PREFILL_GRACE_S
+    return UNARY_PREFILL_FACTOR * tokens / rate + UNARY_PREFILL_GRACE_S

@@ -169,7 +169,7 @@ class Traffic:
         while (lease_id := self.estimates.pop_due(now)) is not None:
             lease = self.leases[lease_id]
             engine = self.layout.engines[lease.engine]
-            engine.overdue(lease)
+            engine.prefill_due(lease)
             freed[engine] = None
         for ring in touched:
             verdicts += self.run(ring, now)

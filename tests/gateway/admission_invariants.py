@@ -101,6 +101,10 @@ class Invariants:
             own = (load.n.total(), load.u.total(), +load.seats, load.k)
             seen = (view.slots, view.prefill_tokens, seats, view.kv_tokens)
             require("P6", seen == own, view.engine, "has", seen, ", runs", own)
+            of = self.core.engines[view.engine].seats
+            for size_class in of.caps:
+                pace, known = of.pace(size_class), self.account.pace(view.engine, size_class)
+                require("P6", pace == known, view.engine, "has pace", pace, "for", known)
         everyone = [*self.account.running.values()]
         everyone += [j for q in self.account.waiting.values() for j in q]
         own_callers = Counter((j.key.group, j.offer.principal) for j in everyone)

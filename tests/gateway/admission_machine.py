@@ -174,6 +174,7 @@ class Machine:
         if engine not in account.limits:
             return  # it was gone, and the last lease ended
         account.force[engine] = account.limits[engine]
+        account.seen.pop(engine, None)
         self.recovering.pop(engine, None)
         if account.up[engine]:
             self.recovering[engine] = self.now
@@ -224,7 +225,7 @@ class Machine:
     def prefill_done(self, lease_id: int) -> None:
         due = self._due()
         self.account.end_estimates(self.now)
-        self.account.first_event(lease_id)
+        self.account.first_event(lease_id, self.now)
         if due:
             self.fair.reset()
             self.certain = False
@@ -391,7 +392,7 @@ class Machine:
         self.fair.dispatched(job, engine, loads, start)
         # What was due falls before the effect of the call, which ``load`` has already.
         ahead = load.u.total() if self.certain else start.prefilling_tokens
-        account.dispatched(job, verdict, ahead, start.rate)
+        account.dispatched(job, verdict, ahead, start)
         job.returned = False
 
     def _passed(self, job: Job, engine: str, load: Load, *, exceptional: bool) -> None:

@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rates import (
-    RecentP95,
-    ServiceRate,
-    learnt_prefill_rate,
-    overdue_prefill_s,
-    unstreamed_prefill_s,
-)
+from gateway.rates import RecentQuantile, ServiceRate, learnt_prefill_rate, unstreamed_prefill_s
 
 
 def test_a_service_rate_counts_only_time_in_which_somebody_waited() -> None:
@@ -83,7 +77,7 @@ def test_a_recent_rate_outweighs_an_old_one() -> None:
 
 @given(st.lists(st.integers(0, 500), max_size=600))
 def test_the_p95_is_the_nearest_rank_of_the_last_200_once_there_are_59(values: list[int]) -> None:
-    recent = RecentP95()
+    recent = RecentQuantile()
     for value in values:
         recent.add(value)
     last = sorted(values[-200:])
@@ -92,7 +86,7 @@ def test_the_p95_is_the_nearest_rank_of_the_last_200_once_there_are_59(values: l
 
 
 def test_how_many_values_a_p95_needs_can_be_chosen() -> None:
-    recent = RecentP95(least=2)
+    recent = RecentQuantile(least=2)
     recent.add(1.0)
     assert recent.value is None
     recent.add(3.0)
@@ -110,6 +104,5 @@ def test_a_prefill_rate_moves_towards_what_was_seen_and_few_tokens_teach_nothing
     assert rate == pytest.approx(8192.0, rel=0.01)
 
 
-def test_a_prefill_is_overdue_a_quarter_later_than_the_rate_says() -> None:
-    assert overdue_prefill_s(39_000, 39_000.0) == 1.25
+def test_an_unstreamed_prefill_counts_as_done_a_quarter_later_than_the_rate_says() -> None:
     assert unstreamed_prefill_s(39_000, 39_000.0) == pytest.approx(1.27)
