@@ -6,7 +6,7 @@ arms in a round, and of strata in an arm, is shuffled by the sweep's seed. Pure:
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,11 @@ from loadgen.record import BenchError
 from loadgen.simulate import Action, Policy, SimArrival
 from loadgen.sweep_settings import BASELINE, ClassContract, SweepSettings
 
-__all__ = ["ARMS", "ENGINE_PRIORITY", "Arm", "Stamped", "arms_plan", "arms_settings"]
+__all__ = ["ARMS", "BASE", "ENGINE_PRIORITY", "Arm", "Stamped", "arms_plan", "arms_settings"]
 
 Json = dict[str, Any]
 RATE = "near"
+BASE = "off"
 # What the gateway stamps by service class unless its configuration says otherwise.
 ENGINE_PRIORITY: Mapping[str, int] = {"interactive": -10, "standard": 0, "batch": 10}
 
@@ -37,7 +38,7 @@ class Arm:
 
 
 ARMS = (
-    Arm("off", "off", engine_priority=False),
+    Arm(BASE, "off", engine_priority=False),
     Arm("enforce", "enforce", engine_priority=False),
     Arm("engine-priority", "off", engine_priority=True),
     Arm("both", "enforce", engine_priority=True),
@@ -69,13 +70,13 @@ def gated(contract: ClassContract, strata: Sequence[tuple[str, str]]) -> ClassCo
     return replace(contract, gate_strata=tuple(strata))
 
 
-def _runs(plan: Mapping[str, Any]) -> Iterator[Json]:
+def _runs(plan: Mapping[str, Any], arms: Sequence[Arm]) -> Iterator[Json]:
     rng = random.Random(f"sluicegate-arms-1:{plan['seed']}")
     planned = {(r["mix"], r["rate"], r["repeat"]): r for r in plan["runs"]}
     strata = [(s["mix"], s["rate"]) for s in plan["strata"]]
     start = order = 0
     for repeat in range(1, plan["rounds"] + 1):
-        for arm in rng.sample(ARMS, len(ARMS)):
+        for arm in rng.sample(arms, len(arms)):
             start += 1
             for mix, rate in rng.sample(strata, len(strata)):
                 order += 1
@@ -92,15 +93,21 @@ def _runs(plan: Mapping[str, Any]) -> Iterator[Json]:
                 }
 
 
-def arms_plan(plan: Mapping[str, Any]) -> Json:
-    """Return the arms' plan, made of a sweep's plan that was frozen with `arms_settings`."""
-    rows = list(_runs(plan))
+def arms_plan(plan: Mapping[str, Any], only: Collection[str] = ()) -> Json:
+    """Return the arms' plan, made of a sweep's plan that was frozen with `arms_settings`.
+
+    Args:
+        plan: the sweep's.
+        only: names of the arms to compare with off; all of them if there is none.
+    """
+    arms = [arm for arm in ARMS if not only or arm.name in {BASE, *only}]
+    rows = list(_runs(plan, arms))
     return {
         **plan,
         "kind": "arms",
         "cells": [c for c in plan["cells"] if c["cell_id"] == BASELINE],
-        "arms": [arm.name for arm in ARMS],
-        "engine_starts": len(ARMS) * plan["rounds"],
+        "arms": [arm.name for arm in arms],
+        "engine_starts": len(arms) * plan["rounds"],
         "runs": rows,
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.arms import arms_plan, arms_settings
+from loadgen.arms import ARMS, BASE, arms_plan, arms_settings
 from loadgen.calibrate_engine import Wish, calibrate_engine
 from loadgen.engine.cost import StepCost
 from loadgen.engine.flags import read_step_model
@@ -42,7 +42,7 @@ def _arms(args: Args, console: Console) -> int:
     sweep = read_sweep(args.file)
     own = replace(sweep, settings=arms_settings(sweep.settings))
     say(console, "freezing corpus and traces")
-    return _written(args.out, arms_plan(freeze_sweep(own, args.out)), console)
+    return _written(args.out, arms_plan(freeze_sweep(own, args.out), args.arm), console)
 
 
 def _cost(args: Args) -> StepCost:
@@ -100,9 +100,16 @@ def _limits(args: Args, console: Console) -> int:
 
 def _add_arms(verbs: Any) -> None:
     said = "freeze the policy arms: off, admission, engine priority, both"
-    parser = add_verb(verbs, "arms", _arms, said, "arms config/sweep.toml --out out/arms")
+    example = (
+        "arms config/sweep.toml --out out/arms\n"
+        "  sluicegate bench arms config/sweep.toml --arm enforce --out out/enforce"
+    )
+    parser = add_verb(verbs, "arms", _arms, said, example)
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the plan's folder")
+    others = [arm.name for arm in ARMS if arm.name != BASE]
+    said = "compare this one with off (repeatable; default: all)"
+    parser.add_argument("--arm", action="append", default=[], choices=others, help=said)
 
 
 def _add_topology(verbs: Any) -> None:

@@ -27,6 +27,13 @@ def test_every_arm_meets_every_mixed_stratum_once_a_round():
     assert [r["order"] for r in runs] == list(range(1, 25))
 
 
+def test_some_arms_alone_are_compared_with_off():
+    made = arms_plan(preview(replace(SWEEP, settings=arms_settings(SWEEP.settings))), ["enforce"])
+    assert made["arms"] == ["off", "enforce"]
+    assert Counter(r["arm"] for r in made["runs"]) == {"off": 6, "enforce": 6}
+    assert made["engine_starts"] == len({r["start"] for r in made["runs"]}) == 6
+
+
 def test_all_arms_of_a_round_replay_the_same_trace_of_the_sweep():
     sweep = {(r["mix"], r["rate"], r["repeat"]): r["trace"] for r in preview(SWEEP)["runs"]}
     for run in plan()["runs"]:
