@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gateway.alarms import Alarms
 from gateway.http1 import (
     MAX_HEAD_BYTES,
     BadResponse,
@@ -100,9 +101,8 @@ class Exchange:
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self._buffered = 0
-        self.status = 0
+        self.status, self.reused = 0, False
         self.headers: list[Header] = []
-        self.reused = False
 
     def __repr__(self) -> str:
         state = self._error or ("finished" if self._finished else "open")
@@ -306,11 +306,11 @@ class EngineClient:
     ) -> None:
         self.origin = Origin.parse(origin) if isinstance(origin, str) else origin
         self.loop = asyncio.get_running_loop()
+        self.alarms = Alarms(self.loop)  # for time limits of exchanges
         self._service = service
         self._host = replace(self.origin, host=service or self.origin.host).authority
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._connect_timeout_s = connect_timeout_s
-        self._keepalive_s = keepalive_s
+        self._connect_timeout_s, self._keepalive_s = connect_timeout_s, keepalive_s
         self._max_idle = max_idle
         self._tls = (tls or ssl.create_default_context()) if self.origin.tls else None
         # The mutable state: idle connections, the longest idle first.
