@@ -119,7 +119,7 @@ class Gateway:
         check_query(scope, surface)
         if self.refusing:
             raise Refused(Outcome.DRAINING, "The gateway is draining.")
-        principal = visit.principal = await self.parts.identity.principal(scope["headers"])
+        principal = visit.principal = await self.parts.identity.principal(visit.sent)
         if principal.surfaces is not None and surface not in principal.surfaces:
             raise Refused(Outcome.FORBIDDEN, f"This key may not use {scope['path']}.")
         if surface is _MODELS:

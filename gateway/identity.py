@@ -1,8 +1,10 @@
 """Decides who calls, by key or by token, and keeps what that needs: keys, issuers, a memory.
 
-A token that was verified is remembered by its SHA-256 for a minute at most, so that the next
-requests with it cost a look-up; revocation is asked for every time. The memory is emptied when
-keys, issuers or a key set change. Where a newer key set could decide, ``authenticate`` raises
+A key that was right is remembered by its BLAKE2 digest until the keys change, which is also how
+one is revoked; no more can be remembered than there are keys, and no digest can be chosen, so that
+the time of a look-up tells nothing. A token that was verified is remembered by its SHA-256 for a
+minute at most; revocation is asked for every time. The memory is emptied when keys, issuers or a
+key set change. Where a newer key set could decide, ``authenticate`` raises
 ``NeedsKeySet``, and ``principal`` waits for that set and asks once more.
 """
 
@@ -10,12 +12,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 from gateway.auth import Keyring, by_key, credential
-from gateway.domain import Headers, Outcome, Principal, Refused
+from gateway.domain import Outcome, Principal, Refused
 from gateway.issuers import Keeper, KeeperView, OnEvent
 from gateway.keysets import KeySet
+from gateway.sent import Sent
 from gateway.tokens import Issuer, NeedsKeySet, TokenRules, Verified, read_token, verify
 
 __all__ = ["Identity", "NeedsKeySet"]
@@ -64,6 +67,7 @@ class Identity:
         self._clock = clock
         self._wall = wall
         self._on_event = on_event
+        self._known: dict[bytes, Principal] = {}
         self._seen: OrderedDict[bytes, _Seen] = OrderedDict()
         self._rules: dict[str, TokenRules] = {}
         self._keepers: dict[str, Keeper] = {}
@@ -76,6 +80,7 @@ class Identity:
         The key set of an issuer whose URL stays is kept; a file's is the one it holds now.
         """
         self._seen.clear()
+        self._known.clear()
         self.keyring = keyring
         before = self._keepers
         self._rules, self._keepers = {}, {}
@@ -94,31 +99,31 @@ class Identity:
         name = issuer.rules.name
         return Keeper(name, issuer.source, issuer.key_set, self._clock, self._on_event)
 
-    def authenticate(self, headers: Headers) -> Principal:
-        """The principal of a request.
+    def authenticate(self, sent: Sent) -> Principal:
+        """The principal of a request with these headers.
 
         Raises:
             Refused: ``unauthenticated`` or ``forbidden``; the message repeats nothing of the
                 credential.
             NeedsKeySet: the token's issuer may have a key set that decides; see ``principal``.
         """
-        text, may_be_token = credential(headers)
+        text, may_be_token = credential(sent)
         if not (may_be_token and self._rules):
-            return by_key(text, self.keyring)
+            return self._by_key(text)
         return self._by_token(text)
 
-    async def principal(self, headers: Headers) -> Principal:
+    async def principal(self, sent: Sent) -> Principal:
         """As ``authenticate``; waits two seconds at most for a key set that is needed.
 
         Raises:
             Refused: also ``identity_unavailable``: the issuer's keys can't be had now.
         """
         try:
-            return self.authenticate(headers)
+            return self.authenticate(sent)
         except NeedsKeySet as needed:
             await self._keepers[needed.issuer].asked()
         try:
-            return self.authenticate(headers)
+            return self.authenticate(sent)
         except NeedsKeySet as still:
             keeper = self._keepers.get(still.issuer)
             if keeper is None or keeper.key_set is None or keeper.reason or keeper.asking:
@@ -127,6 +132,13 @@ class Identity:
                     "The token can't be checked now: its issuer's keys are not available.",
                 ) from still
             raise Refused(Outcome.UNAUTHENTICATED, "The token is not valid.") from still
+
+    def _by_key(self, text: str) -> Principal:
+        digest = blake2b(text.encode()).digest()
+        found = self._known.get(digest)
+        if found is None:
+            found = self._known[digest] = by_key(text, self.keyring)
+        return found
 
     def _by_token(self, text: str) -> Principal:
         now_s = self._wall()

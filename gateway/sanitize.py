@@ -171,8 +171,11 @@ def ask_usage(body: dict[str, Any], surface: Surface) -> bool:
 
 def request_id(sent: Sent, fresh: str) -> str:
     """The caller's X-Request-Id if exactly one well-formed was sent, else ``fresh``."""
-    text = (sent.get(b"x-request-id") or b"").decode("latin-1")
-    return text if text and _REQUEST_ID.fullmatch(text) else fresh
+    given = sent.get(b"x-request-id")
+    if given is None:
+        return fresh
+    text = given.decode("latin-1")
+    return text if _REQUEST_ID.fullmatch(text) else fresh
 
 
 def upstream_headers(
