@@ -116,7 +116,8 @@ class Gateway:
         except Refused:
             visit.surface = surface_at(scope)  # has a form for errors, whatever the method
             raise
-        check_query(scope, surface)
+        if scope.get("query_string"):
+            check_query(scope, surface)
         if self.refusing:
             raise Refused(Outcome.DRAINING, "The gateway is draining.")
         principal = visit.principal = await self.parts.identity.principal(visit.sent)
@@ -228,12 +229,13 @@ class Gateway:
         request_id = sanitize.request_id(sent, fresh)
         # Engines key requests by it: a caller's own id must not meet another caller's.
         upstream_id = fresh if request_id == fresh else f"{request_id}-{fresh}"
-        marks, ending = Timeline(self.parts.clock), caller_ending(scope)
-        now, pass_on = self.parts.clock(), scope.get("sluicegate.pass_on")
+        clock, pass_on = self.parts.clock, scope.get("sluicegate.pass_on")
+        marks, ending, now = Timeline(clock), caller_ending(scope), clock()
         answer_whole = scope.get("sluicegate.answer")
         visit = Visit(request_id, upstream_id, now, marks, ending, sent, pass_on, answer_whole)
         if self.parts.tracer is None:
-            visit.trace_id = trace_id(sent.get(b"traceparent"))
+            parent = sent.get(b"traceparent")
+            visit.trace_id = None if parent is None else trace_id(parent)
         else:
             visit.trace = self.parts.tracer.begin(scope["headers"])
             visit.trace_id = visit.trace.trace_id

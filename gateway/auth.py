@@ -89,15 +89,11 @@ def credential(sent: Sent) -> tuple[str, bool]:
     text = value.strip().decode("latin-1")
     if not bearer:
         return text, False
-    key = _bearer(text)
-    return key, key.count(".") == 2
-
-
-def _bearer(value: str) -> str:
-    scheme, _, key = value.partition(" ")
+    scheme, _, key = text.partition(" ")
     if scheme.lower() != "bearer":
         raise Refused(Outcome.UNAUTHENTICATED, "The Authorization header must read 'Bearer <key>'.")
-    return key.strip()
+    key = key.strip()
+    return key, key.count(".") == 2
 
 
 def new_key(key_id: str, token_bytes: bytes) -> tuple[str, bytes]:

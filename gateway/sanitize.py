@@ -74,7 +74,8 @@ def clean_body(raw: bytes) -> dict[str, Any]:
         raise Refused(Outcome.BAD_REQUEST, f"The body is not usable JSON: {error}.") from error
     if not isinstance(body, dict):
         raise Refused(Outcome.BAD_REQUEST, "The body must be a JSON object.")
-    _strip(body)
+    if not STRIPPED_KEYS.isdisjoint(body):
+        _strip(body)
     xargs = body.get("vllm_xargs")
     if isinstance(xargs, dict):
         _strip(xargs)
@@ -85,9 +86,8 @@ def clean_body(raw: bytes) -> dict[str, Any]:
 
 
 def _strip(said: dict[str, Any]) -> None:
-    if not STRIPPED_KEYS.isdisjoint(said):
-        for key in STRIPPED_KEYS.intersection(said):
-            del said[key]
+    for key in STRIPPED_KEYS.intersection(said):
+        del said[key]
 
 
 def parse(raw: bytes) -> Any:
@@ -197,10 +197,11 @@ def upstream_headers(
         (b"x-vllm-priority", b"%d" % priority),
         (b"accept", accept if accept is not None and accept in _ACCEPTED else b"*/*"),
     ]
-    parent, state = sent.get(b"traceparent"), sent.get(b"tracestate")
+    parent = sent.get(b"traceparent")
     if parent is None or not _TRACEPARENT.fullmatch(parent):
         return passed
     passed.append((b"traceparent", parent))
+    state = sent.get(b"tracestate")
     if state is not None and _TRACESTATE.fullmatch(state):
         passed.append((b"tracestate", state))
     return passed
