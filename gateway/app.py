@@ -81,6 +81,8 @@ class Gateway:
         try:
             await self._serve(visit, scope, receive, send)
         except Refused as refused:
+            if visit.surface is None:  # a path has a form for errors, whatever the method
+                visit.surface = surface_at(scope)
             await self._refuse(visit, refused, send)
         except ClientGone:
             visit.outcome = Outcome.CLIENT_CANCELLED
@@ -111,11 +113,7 @@ class Gateway:
 
     async def _serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         setup = self.setup
-        try:
-            surface = visit.surface = surface_of(scope)
-        except Refused:
-            visit.surface = surface_at(scope)  # has a form for errors, whatever the method
-            raise
+        surface = visit.surface = surface_of(scope)
         if scope.get("query_string"):
             check_query(scope, surface)
         if self.refusing:
@@ -146,7 +144,9 @@ class Gateway:
             if visit.stream and isinstance(send, EarlySend):
                 send.arm(surface, visit.headers)
             relayed = await self._attempts.serve(setup, visit, request, send)
-            await self._end(visit, relayed, send)
+            error = _ended(visit, relayed)
+            if error is not None:
+                await self._send(visit, error, send)
         finally:
             self.parts.intake.leave(held)
 
@@ -170,20 +170,6 @@ class Gateway:
         if pool.at_once(len(raw)):
             return read(raw, surface, declared)
         return await pool.work(len(raw), lambda: read(raw, surface, declared), held.principal)
-
-    async def _end(self, visit: Visit, relayed: Relayed, send: Send) -> None:
-        """Note how the relay ended; answer where the caller has no head yet."""
-        visit.outcome, visit.status = relayed.outcome, relayed.status
-        visit.detail = relayed.detail or None
-        visit.completion_tokens = relayed.completion_tokens
-        visit.engine_prompt_tokens = relayed.prompt_tokens
-        if relayed.committed or relayed.outcome is _CANCELLED:
-            return
-        if relayed.outcome is _ENGINE_ERROR:
-            passed_on = json_answer(relayed.status or 500, relayed.outcome, relayed.body or b"")
-            await self._send(visit, passed_on, send)
-            return
-        raise Refused(relayed.outcome, _UPSTREAM[relayed.outcome], relayed.retry_after_s)
 
     # -- answers of our own ----------------------------------------------------------------
 
@@ -247,6 +233,23 @@ class Gateway:
         for visit in visits:
             visit.ending.set(Outcome.DRAIN_TERMINATED)
         return len(visits)
+
+
+def _ended(visit: Visit, relayed: Relayed) -> Answer | None:
+    """Note how the relay ended; the engine's own error, where the caller has no head yet.
+
+    Raises:
+        Refused: the caller has none and gets one of ours.
+    """
+    visit.outcome, visit.status = relayed.outcome, relayed.status
+    visit.detail = relayed.detail or None
+    visit.completion_tokens = relayed.completion_tokens
+    visit.engine_prompt_tokens = relayed.prompt_tokens
+    if relayed.committed or relayed.outcome is _CANCELLED:
+        return None
+    if relayed.outcome is _ENGINE_ERROR:
+        return json_answer(relayed.status or 500, relayed.outcome, relayed.body or b"")
+    raise Refused(relayed.outcome, _UPSTREAM[relayed.outcome], relayed.retry_after_s)
 
 
 _UPSTREAM = {

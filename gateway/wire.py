@@ -231,7 +231,8 @@ class Exchange:
     def got_head(self, status: int, headers: list[Header]) -> None:
         """Called by the connection: the response's head is whole."""
         self.status, self.headers = status, headers
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def got_body(self, data: bytes, framed: bytes | None = None) -> bool:
         """Called by the connection with body bytes; True asks it to pause reading."""
@@ -243,16 +244,15 @@ class Exchange:
             return False
         self._parts.append(data)
         self._buffered += len(data)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._waiter is not None:
+            self._wake()
         return self._buffered >= BUFFER_BYTES
 
     def finish(self) -> None:
         """Called by the connection: the response is whole."""
-        self._finished = True
-        self._connection = None
-        self._wake()
+        self._finished, self._connection = True, None
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: WireError) -> None:
         """Called by the connection: there will be no more."""
@@ -270,7 +270,7 @@ class Exchange:
         return waiter
 
     def _wake(self, _: object = None) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
