@@ -1,11 +1,11 @@
 """Decides who calls, by key or by token, and keeps what that needs: keys, issuers, a memory.
 
-A key that was right is remembered by its BLAKE2 digest until the keys change, which is also how
-one is revoked; no more can be remembered than there are keys, and no digest can be chosen, so that
-the time of a look-up tells nothing. A token that was verified is remembered by its SHA-256 for a
-minute at most; revocation is asked for every time. The memory is emptied when keys, issuers or a
-key set change. Where a newer key set could decide, ``authenticate`` raises
-``NeedsKeySet``, and ``principal`` waits for that set and asks once more.
+A header whose key was right is remembered by its BLAKE2 digest until the keys change, which is also
+how one is revoked; nobody can choose a digest, so the time of a look-up tells nothing. A token that
+was verified is remembered by its SHA-256 for a minute at most, so that the next requests with it
+cost a look-up; revocation is asked for every time. The memory is emptied when keys, issuers or a
+key set change. Where a newer key set could decide, ``authenticate`` raises ``NeedsKeySet``, and
+``principal`` waits for that set and asks once more.
 """
 
 import asyncio
@@ -107,10 +107,19 @@ class Identity:
                 credential.
             NeedsKeySet: the token's issuer may have a key set that decides; see ``principal``.
         """
+        digest = _digest(sent)
+        known = None if digest is None else self._known.get(digest)
+        if known is not None:
+            return known
         text, may_be_token = credential(sent)
-        if not (may_be_token and self._rules):
-            return self._by_key(text)
-        return self._by_token(text)
+        if may_be_token and self._rules:
+            return self._by_token(text)
+        principal = by_key(text, self.keyring)
+        if digest is not None:
+            if len(self._known) >= MAX_REMEMBERED:  # a header can say one key in many ways
+                self._known.clear()
+            self._known[digest] = principal
+        return principal
 
     async def principal(self, sent: Sent) -> Principal:
         """As ``authenticate``; waits two seconds at most for a key set that is needed.
@@ -132,13 +141,6 @@ class Identity:
                     "The token can't be checked now: its issuer's keys are not available.",
                 ) from still
             raise Refused(Outcome.UNAUTHENTICATED, "The token is not valid.") from still
-
-    def _by_key(self, text: str) -> Principal:
-        digest = blake2b(text.encode()).digest()
-        found = self._known.get(digest)
-        if found is None:
-            found = self._known[digest] = by_key(text, self.keyring)
-        return found
 
     def _by_token(self, text: str) -> Principal:
         now_s = self._wall()
@@ -187,3 +189,13 @@ class Identity:
     async def _dismiss(self) -> None:
         while self._leaving:
             await self._leaving.pop().close()
+
+
+def _digest(sent: Sent) -> bytes | None:
+    """Of the one header with a credential, and its name; ``None`` where there is not just one."""
+    bearer = b"authorization" in sent
+    if bearer == (b"x-api-key" in sent):
+        return None
+    name = b"authorization" if bearer else b"x-api-key"
+    value = sent[name]
+    return None if value is None else blake2b(name + value).digest()

@@ -94,7 +94,7 @@ def parse(raw: bytes) -> Any:
     """The JSON value in ``raw``; ValueError where parsers could differ or it nests too deeply."""
     # Structure costs memory and time out of proportion to its bytes; text does not.
     brackets = raw.count(b"[") + raw.count(b"{")
-    if brackets + raw.count(b",") > MAX_STRUCTURE:
+    if len(raw) > MAX_STRUCTURE and brackets + raw.count(b",") > MAX_STRUCTURE:
         raise ValueError(f"it has more than {MAX_STRUCTURE} brackets and commas")
     value = orjson.loads(raw)
     # Only a text with many brackets can be deep; most are spared the walk.

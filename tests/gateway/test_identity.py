@@ -124,8 +124,27 @@ def test_no_wrong_key_is_remembered() -> None:
         assert world.outcome(bearer(f"{KEY[:-3]}{number:03}")) is Outcome.UNAUTHENTICATED
         assert world.outcome([(b"x-api-key", b"%d" % number)]) is Outcome.UNAUTHENTICATED
     assert not world.identity._known
+
+
+def test_a_key_that_was_right_opens_only_in_the_header_and_the_form_it_came_in() -> None:
+    world = World()
+    assert world.outcome([(b"x-api-key", KEY.encode())]) is None
+    assert world.outcome([(b"authorization", KEY.encode())]) is Outcome.UNAUTHENTICATED
     assert world.outcome(bearer(KEY)) is None
-    assert len(world.identity._known) == 1
+    assert world.outcome([(b"x-api-key", b"Bearer " + KEY.encode())]) is Outcome.UNAUTHENTICATED
+    assert world.outcome([*bearer(KEY), *bearer(KEY)]) is Outcome.UNAUTHENTICATED
+    both = [*bearer(KEY), (b"x-api-key", KEY.encode())]
+    assert world.outcome(both) is Outcome.UNAUTHENTICATED
+
+
+def test_the_memory_of_keys_is_bounded_however_they_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(identity_module, "MAX_REMEMBERED", 8)
+    world = World()
+    for spaces in range(1, 30):
+        assert world.outcome(bearer(" " * spaces + KEY)) is None
+        assert len(world.identity._known) <= 8
 
 
 def test_a_key_is_checked_without_a_look_at_the_wall_clock() -> None:
