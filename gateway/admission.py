@@ -73,6 +73,8 @@ class Admission:
         self.groups = self._layout.groups
         self.flows = self._layout.flows
         self._rates = PrincipalRates()
+        # True: ``next_wakeup`` is not before that time; asked after each event. False: ask it.
+        self.idle_until = self._traffic.idle_until
 
     # -- a request's life ------------------------------------------------------------------
 
@@ -90,7 +92,8 @@ class Admission:
             verdicts.append(refusal)
             return number, verdicts
         flow.group.enter(offer.principal)
-        self._rates.charge(flow.group.spec, offer.principal, ticket.prompt_tokens, now)
+        if flow.rated:
+            self._rates.charge(flow.group.spec, offer.principal, ticket.prompt_tokens, now)
         if flow.mode is _OFF:
             verdicts.append(self._pass_through(ticket, now))
             return ticket.id, verdicts
@@ -203,10 +206,6 @@ class Admission:
     def next_wakeup(self, now: float) -> float | None:
         """When ``tick`` has something to do, if nothing else happens before."""
         return self._traffic.next_wakeup(now)
-
-    def idle_until(self, at_s: float, now: float) -> bool:
-        """True: ``next_wakeup`` is not before ``at_s``; costs less. False: ask it."""
-        return self._traffic.idle_until(at_s, now)
 
     # -- configuration and health ----------------------------------------------------------
 

@@ -35,7 +35,7 @@ class Agenda:
     def add(self, at_s: float, number: int) -> None:
         """``number`` is due at ``at_s``."""
         heapq.heappush(self._heap, (at_s, number))
-        self.soonest_s = min(self.soonest_s, at_s)
+        self.soonest_s = self._heap[0][0]
         if len(self._heap) > 2 * self._living + SWEEP_ABOVE:
             self._heap = [entry for entry in self._heap if self._lives(entry[1])]
             heapq.heapify(self._heap)

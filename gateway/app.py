@@ -81,6 +81,8 @@ class Gateway:
         try:
             await self._serve(visit, scope, receive, send)
         except Refused as refused:
+            if visit.surface is None:  # a path has a form for errors, whatever the method
+                visit.surface = surface_at(scope)
             await self._refuse(visit, refused, send)
         except ClientGone:
             visit.outcome = Outcome.CLIENT_CANCELLED
@@ -111,15 +113,12 @@ class Gateway:
 
     async def _serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         setup = self.setup
-        try:
-            surface = visit.surface = surface_of(scope)
-        except Refused:
-            visit.surface = surface_at(scope)  # has a form for errors, whatever the method
-            raise
-        check_query(scope, surface)
+        surface = visit.surface = surface_of(scope)
+        if scope.get("query_string"):
+            check_query(scope, surface)
         if self.refusing:
             raise Refused(Outcome.DRAINING, "The gateway is draining.")
-        principal = visit.principal = await self.parts.identity.principal(scope["headers"])
+        principal = visit.principal = await self.parts.identity.principal(visit.sent)
         if principal.surfaces is not None and surface not in principal.surfaces:
             raise Refused(Outcome.FORBIDDEN, f"This key may not use {scope['path']}.")
         if surface is _MODELS:
@@ -145,7 +144,9 @@ class Gateway:
             if visit.stream and isinstance(send, EarlySend):
                 send.arm(surface, visit.headers)
             relayed = await self._attempts.serve(setup, visit, request, send)
-            await self._end(visit, relayed, send)
+            error = _ended(visit, relayed)
+            if error is not None:
+                await self._send(visit, error, send)
         finally:
             self.parts.intake.leave(held)
 
@@ -169,20 +170,6 @@ class Gateway:
         if pool.at_once(len(raw)):
             return read(raw, surface, declared)
         return await pool.work(len(raw), lambda: read(raw, surface, declared), held.principal)
-
-    async def _end(self, visit: Visit, relayed: Relayed, send: Send) -> None:
-        """Note how the relay ended; answer where the caller has no head yet."""
-        visit.outcome, visit.status = relayed.outcome, relayed.status
-        visit.detail = relayed.detail or None
-        visit.completion_tokens = relayed.completion_tokens
-        visit.engine_prompt_tokens = relayed.prompt_tokens
-        if relayed.committed or relayed.outcome is _CANCELLED:
-            return
-        if relayed.outcome is _ENGINE_ERROR:
-            passed_on = json_answer(relayed.status or 500, relayed.outcome, relayed.body or b"")
-            await self._send(visit, passed_on, send)
-            return
-        raise Refused(relayed.outcome, _UPSTREAM[relayed.outcome], relayed.retry_after_s)
 
     # -- answers of our own ----------------------------------------------------------------
 
@@ -228,12 +215,13 @@ class Gateway:
         request_id = sanitize.request_id(sent, fresh)
         # Engines key requests by it: a caller's own id must not meet another caller's.
         upstream_id = fresh if request_id == fresh else f"{request_id}-{fresh}"
-        marks, ending = Timeline(self.parts.clock), caller_ending(scope)
-        now, pass_on = self.parts.clock(), scope.get("sluicegate.pass_on")
+        clock, pass_on = self.parts.clock, scope.get("sluicegate.pass_on")
+        marks, ending, now = Timeline(clock), caller_ending(scope), clock()
         answer_whole = scope.get("sluicegate.answer")
         visit = Visit(request_id, upstream_id, now, marks, ending, sent, pass_on, answer_whole)
         if self.parts.tracer is None:
-            visit.trace_id = trace_id(sent.get(b"traceparent"))
+            parent = sent.get(b"traceparent")
+            visit.trace_id = None if parent is None else trace_id(parent)
         else:
             visit.trace = self.parts.tracer.begin(scope["headers"])
             visit.trace_id = visit.trace.trace_id
@@ -245,6 +233,23 @@ class Gateway:
         for visit in visits:
             visit.ending.set(Outcome.DRAIN_TERMINATED)
         return len(visits)
+
+
+def _ended(visit: Visit, relayed: Relayed) -> Answer | None:
+    """Note how the relay ended; the engine's own error, where the caller has no head yet.
+
+    Raises:
+        Refused: the caller has none and gets one of ours.
+    """
+    visit.outcome, visit.status = relayed.outcome, relayed.status
+    visit.detail = relayed.detail or None
+    visit.completion_tokens = relayed.completion_tokens
+    visit.engine_prompt_tokens = relayed.prompt_tokens
+    if relayed.committed or relayed.outcome is _CANCELLED:
+        return None
+    if relayed.outcome is _ENGINE_ERROR:
+        return json_answer(relayed.status or 500, relayed.outcome, relayed.body or b"")
+    raise Refused(relayed.outcome, _UPSTREAM[relayed.outcome], relayed.retry_after_s)
 
 
 _UPSTREAM = {

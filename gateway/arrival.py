@@ -60,7 +60,7 @@ def _refusal_of_the_caller(
         return Refusal(ticket.id, Outcome.PAUSED)
     if _over_principal_cap(ticket, principal_cap):
         return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT)
-    if flow.mode is _OFF:
+    if flow.mode is _OFF or not flow.rated:
         return None
     wait = rates.wait_s(group.spec, ticket.principal, ticket.prompt_tokens, now)
     return Refusal(ticket.id, Outcome.PRINCIPAL_LIMIT, wait) if wait > 0 else None

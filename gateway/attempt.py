@@ -60,11 +60,22 @@ class Attempts:
             visit.queue_s = self._parts.clock() - visit.arrived_s
             output_tokens, why = None, None
             try:
-                relayed = await self._relay(setup, visit, request, held, send)
+                call = self._call(setup, visit, request, held)
+                visit.committed = True  # until the relay says otherwise: no second head
+                relayed = await relay(
+                    self._parts.clients[held.engine],
+                    call,
+                    send,
+                    visit.ending,
+                    visit.marks,
+                    setup.streamed if visit.stream else setup.whole,
+                )
+                visit.committed = relayed.committed
                 self._learn(held.engine, relayed)
                 if relayed.outcome is _COMPLETED:
                     output_tokens = relayed.completion_tokens
-                why = self._why_again(relayed, visit, held) if budget > 0 else None
+                if budget > 0 and not relayed.committed:
+                    why = self._why_again(relayed, visit, held)
             finally:
                 if why is None:
                     turnstile.give_back(held, output_tokens)
@@ -74,14 +85,13 @@ class Attempts:
             self._retries_left -= 1
             held = await turnstile.again(held, visit.ending)
 
-    async def _relay(
-        self, setup: Setup, visit: Visit, request: Request, held: Pass, send: Send
-    ) -> Relayed:
-        turnstile = self._parts.turnstile
+    def _call(self, setup: Setup, visit: Visit, request: Request, held: Pass) -> UpstreamCall:
+        """What to ask of the engine; what the answer tells on its way goes to the turnstile."""
         if visit.stream:
+            turnstile = self._parts.turnstile
             visit.marks.on_first_event = lambda: turnstile.first_event(held)
             visit.marks.on_progress = lambda events: turnstile.grow(held, events)
-        call = UpstreamCall(
+        return UpstreamCall(
             TARGETS[request.surface],
             request.headers,
             request.body,
@@ -94,12 +104,6 @@ class Attempts:
             visit.pass_on,
             visit.answer,
         )
-        visit.committed = True  # until the relay says otherwise: no second head, whatever breaks
-        client = self._parts.clients[held.engine]
-        timeouts = setup.streamed if visit.stream else setup.whole
-        relayed = await relay(client, call, send, visit.ending, visit.marks, timeouts)
-        visit.committed = relayed.committed
-        return relayed
 
     def _learn(self, engine: str, relayed: Relayed) -> None:
         """Tell what the relay found out about the engine."""
@@ -119,7 +123,7 @@ class Attempts:
         """The reason to send a request to another engine (a label of the metric), or None."""
         if visit.retry_reason is not None or self._retries_left < 1:
             return None
-        if relayed.committed or relayed.began:
+        if relayed.began:
             return None
         if relayed.detail in _UNSENT:
             return "unreachable"

@@ -11,11 +11,12 @@ Pure: no I/O, no clock.
 import hmac
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
 from gateway.domain import Outcome, Principal, Refused, Surface
+from gateway.sent import Sent
 
 __all__ = ["KeyEntry", "Keyring", "by_key", "credential", "new_key"]
 
@@ -69,7 +70,7 @@ def by_key(key: str, keyring: Keyring) -> Principal:
     return entry.principal(key_id)
 
 
-def credential(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
+def credential(sent: Sent) -> tuple[str, bool]:
     """The one credential of a request, and whether it may be a token.
 
     It stands in ``Authorization: Bearer`` or in ``x-api-key``, which never holds a token.
@@ -77,32 +78,22 @@ def credential(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
     Raises:
         Refused: ``unauthenticated``; none was sent, or several.
     """
-    found = None
-    for header in headers:
-        if header[0].lower() in _CREDENTIAL_HEADERS:
-            if found is not None:
-                raise Refused(Outcome.UNAUTHENTICATED, "More than one credential was sent.")
-            found = header
-    if found is None:
+    bearer, other = b"authorization" in sent, b"x-api-key" in sent
+    if not (bearer or other):
         raise Refused(
             Outcome.UNAUTHENTICATED, "An API key is needed: send 'Authorization: Bearer <key>'."
         )
-    name, value = found
+    value = sent[b"authorization" if bearer else b"x-api-key"]
+    if value is None or (bearer and other):
+        raise Refused(Outcome.UNAUTHENTICATED, "More than one credential was sent.")
     text = value.strip().decode("latin-1")
-    if name.lower() != b"authorization":
+    if not bearer:
         return text, False
-    key = _bearer(text)
-    return key, key.count(".") == 2
-
-
-_CREDENTIAL_HEADERS = frozenset((b"authorization", b"x-api-key"))
-
-
-def _bearer(value: str) -> str:
-    scheme, _, key = value.partition(" ")
+    scheme, _, key = text.partition(" ")
     if scheme.lower() != "bearer":
         raise Refused(Outcome.UNAUTHENTICATED, "The Authorization header must read 'Bearer <key>'.")
-    return key.strip()
+    key = key.strip()
+    return key, key.count(".") == 2
 
 
 def new_key(key_id: str, token_bytes: bytes) -> tuple[str, bytes]:

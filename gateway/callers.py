@@ -205,7 +205,13 @@ class EdgeProtocol(asyncio.Protocol):
         self._head_since_s = None
         self._reading_body = True
         version = self._parser.get_http_version()
-        self._refusal = self._judge(version)
+        # What was read holds the head and may hold more: only a large read needs the count.
+        bound = self._limits.header_bytes
+        if self._overhead_bytes > bound and head_bytes(self._url, self._headers) > bound:
+            self._refusal = TOO_LARGE
+        else:
+            upgrade = self._parser.should_upgrade()
+            self._refusal = judge(self._url, self._headers, version, upgrade=upgrade)
         self._overhead_bytes = 0
         if self._refusal is not None:
             raise ValueError(self._refusal[1])
@@ -316,14 +322,6 @@ class EdgeProtocol(asyncio.Protocol):
         await cycle.send({"type": "http.response.body", "body": reply.body})
 
     # Decisions.
-
-    def _judge(self, version: str) -> tuple[Outcome, str] | None:
-        # What was read holds the head and may hold more: only a large read needs the count.
-        bound = self._limits.header_bytes
-        if self._overhead_bytes > bound and head_bytes(self._url, self._headers) > bound:
-            return TOO_LARGE
-        upgrade = self._parser.should_upgrade()
-        return judge(self._url, self._headers, version, upgrade=upgrade)
 
     def _refuse(self, outcome: Outcome, message: str) -> None:
         self._deaf = True

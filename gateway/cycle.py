@@ -260,6 +260,8 @@ class Cycle:
             self._left_bytes = 0
         elif self._left_bytes is None:
             return self._unbounded(form, values)
+        if self.keep_alive:
+            return b"%b\r\n" % (form.text % values)
         return self._ended(form, values, b"")
 
     def _unbounded(self, form: "_Form", values: tuple[bytes, ...]) -> bytes:

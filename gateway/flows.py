@@ -152,7 +152,8 @@ class Flow:
     that drains on the pool of the other arm; neither has reservations of its own. ``draining``
     ones refuse what arrives and what waits; what runs goes on. ``running``
     requests hold a lease; ``head`` is the first waiting ticket. ``share`` is its part of the
-    ring's weights, ``ring_rate`` how fast all flows of the ring are served together.
+    ring's weights, ``ring_rate`` how fast all flows of the ring are served together. Where a flow
+    is not ``rated``, callers' rates are not asked.
     """
 
     def __init__(self, key: FlowKey, group: Group, weight: float, beta: float) -> None:
@@ -188,6 +189,8 @@ class Flow:
     def promise(self, beta: float) -> None:
         """Take over what the group's specification says now."""
         spec = self.group.spec
+        rates = (spec.principal_requests_per_minute, spec.principal_tokens_per_minute)
+        self.rated = rates != (None, None)
         self.reserved_slots = spec.reserved_slots
         self.reserved_prefill_tokens = spec.reserved_prefill_tokens
         self.largest_kv_tokens = spec.largest_prompt_tokens + spec.output_estimate_tokens

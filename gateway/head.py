@@ -59,7 +59,7 @@ def surface_of(scope: Mapping[str, Any]) -> Surface:
     Raises:
         Refused: ``not_found``; ``bad_request`` with 405, or for calls that need stored responses.
     """
-    surface = surface_at(scope)
+    surface = _PATHS.get(scope["raw_path"]) or surface_at(scope)
     if surface is None:
         if scope["raw_path"].startswith(_ONE_RESPONSE.encode()):
             message = "Responses are not stored here; send the whole conversation as input."
@@ -107,6 +107,8 @@ def check_content_type(sent: Sent, form: BodyForm = BodyForm.JSON) -> bytes:
         Refused: ``bad_request`` with 415 where it is not exactly one, of ``form``.
     """
     kind, wanted = sent.get(b"content-type"), _KINDS.get(form, b"")
+    if kind == wanted:
+        return wanted
     if kind is None or kind.partition(b";")[0].strip().lower() != wanted:
         message = f"The content type must be {wanted.decode()}."
         raise Refused(Outcome.BAD_REQUEST, message, status=415)

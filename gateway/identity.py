@@ -1,21 +1,24 @@
 """Decides who calls, by key or by token, and keeps what that needs: keys, issuers, a memory.
 
-A token that was verified is remembered by its SHA-256 for a minute at most, so that the next
-requests with it cost a look-up; revocation is asked for every time. The memory is emptied when
-keys, issuers or a key set change. Where a newer key set could decide, ``authenticate`` raises
-``NeedsKeySet``, and ``principal`` waits for that set and asks once more.
+A header whose key was right is remembered by its BLAKE2 digest until the keys change, which is also
+how one is revoked; nobody can choose a digest, so the time of a look-up tells nothing. A token that
+was verified is remembered by its SHA-256 for a minute at most, so that the next requests with it
+cost a look-up; revocation is asked for every time. The memory is emptied when keys, issuers or a
+key set change. Where a newer key set could decide, ``authenticate`` raises ``NeedsKeySet``, and
+``principal`` waits for that set and asks once more.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 from gateway.auth import Keyring, by_key, credential
-from gateway.domain import Headers, Outcome, Principal, Refused
+from gateway.domain import Outcome, Principal, Refused
 from gateway.issuers import Keeper, KeeperView, OnEvent
 from gateway.keysets import KeySet
+from gateway.sent import Sent
 from gateway.tokens import Issuer, NeedsKeySet, TokenRules, Verified, read_token, verify
 
 __all__ = ["Identity", "NeedsKeySet"]
@@ -64,6 +67,7 @@ class Identity:
         self._clock = clock
         self._wall = wall
         self._on_event = on_event
+        self._known: dict[bytes, Principal] = {}
         self._seen: OrderedDict[bytes, _Seen] = OrderedDict()
         self._rules: dict[str, TokenRules] = {}
         self._keepers: dict[str, Keeper] = {}
@@ -76,6 +80,7 @@ class Identity:
         The key set of an issuer whose URL stays is kept; a file's is the one it holds now.
         """
         self._seen.clear()
+        self._known.clear()
         self.keyring = keyring
         before = self._keepers
         self._rules, self._keepers = {}, {}
@@ -94,31 +99,40 @@ class Identity:
         name = issuer.rules.name
         return Keeper(name, issuer.source, issuer.key_set, self._clock, self._on_event)
 
-    def authenticate(self, headers: Headers) -> Principal:
-        """The principal of a request.
+    def authenticate(self, sent: Sent) -> Principal:
+        """The principal of a request with these headers.
 
         Raises:
             Refused: ``unauthenticated`` or ``forbidden``; the message repeats nothing of the
                 credential.
             NeedsKeySet: the token's issuer may have a key set that decides; see ``principal``.
         """
-        text, may_be_token = credential(headers)
-        if not (may_be_token and self._rules):
-            return by_key(text, self.keyring)
-        return self._by_token(text)
+        digest = _digest(sent)
+        known = None if digest is None else self._known.get(digest)
+        if known is not None:
+            return known
+        text, may_be_token = credential(sent)
+        if may_be_token and self._rules:
+            return self._by_token(text)
+        principal = by_key(text, self.keyring)
+        if digest is not None:
+            if len(self._known) >= MAX_REMEMBERED:  # a header can say one key in many ways
+                self._known.clear()
+            self._known[digest] = principal
+        return principal
 
-    async def principal(self, headers: Headers) -> Principal:
+    async def principal(self, sent: Sent) -> Principal:
         """As ``authenticate``; waits two seconds at most for a key set that is needed.
 
         Raises:
             Refused: also ``identity_unavailable``: the issuer's keys can't be had now.
         """
         try:
-            return self.authenticate(headers)
+            return self.authenticate(sent)
         except NeedsKeySet as needed:
             await self._keepers[needed.issuer].asked()
         try:
-            return self.authenticate(headers)
+            return self.authenticate(sent)
         except NeedsKeySet as still:
             keeper = self._keepers.get(still.issuer)
             if keeper is None or keeper.key_set is None or keeper.reason or keeper.asking:
@@ -175,3 +189,13 @@ class Identity:
     async def _dismiss(self) -> None:
         while self._leaving:
             await self._leaving.pop().close()
+
+
+def _digest(sent: Sent) -> bytes | None:
+    """Of the one header with a credential, and its name; ``None`` where there is not just one."""
+    bearer = b"authorization" in sent
+    if bearer == (b"x-api-key" in sent):
+        return None
+    name = b"authorization" if bearer else b"x-api-key"
+    value = sent[name]
+    return None if value is None else blake2b(name + value).digest()

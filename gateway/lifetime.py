@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gateway.alarms import Alarms
 from gateway.domain import Outcome
 from gateway.tallies import BOUNDS_S
 from gateway.wire import Disconnected, Exchange, TimedOut
@@ -129,7 +130,7 @@ class Ending:
 
 
 class Watch:
-    """Ends the exchange on an ``Ending`` or a time limit; one timer, re-armed when it fires.
+    """Ends the exchange on an ``Ending`` or a time limit; looks again at each limit that it met.
 
     ``quiet_from_s``: since when the engine owes the next event or part; ``None`` before the
     first. ``delivering``: the caller is being sent to, so the silence may be its own.
@@ -138,6 +139,7 @@ class Watch:
     __slots__ = (
         "_clock",
         "_exchange",
+        "_first",
         "_gone",
         "_started_s",
         "_timeouts",
@@ -147,27 +149,37 @@ class Watch:
     )
 
     def __init__(
-        self, exchange: Exchange, gone: Ending, marks: Timeline, timeouts: Timeouts
+        self,
+        exchange: Exchange,
+        gone: Ending,
+        marks: Timeline,
+        timeouts: Timeouts,
+        alarms: Alarms,
     ) -> None:
         self._exchange, self._gone = exchange, gone
         self._clock, self._timeouts = marks.clock, timeouts
         self._started_s = marks.dispatched_s = marks.clock()
         self.quiet_from_s: float | None = None
         self.delivering = False
-        first_s = min(timeouts.first_byte_s, timeouts.total_s)
-        self._timer = exchange.loop.call_later(first_s, self._check)
+        self._timer: asyncio.TimerHandle | None = None  # once the first limit has been met
+        self._first = alarms.row(min(timeouts.first_byte_s, timeouts.total_s))
+        self._first.add(self._check)
         gone.watch(self._end)
 
     def close(self) -> None:
         """Stop watching."""
-        self._timer.cancel()
+        self._first.discard(self._check)
+        if self._timer is not None:
+            self._timer.cancel()
         self._gone.unwatch(self._end)
 
     def heard(self, now_s: float) -> None:
         """The engine has delivered, and the caller has taken it: the idle time starts anew."""
         first, self.quiet_from_s = self.quiet_from_s is None, now_s
         if first and self._timeouts.idle_s < self._timeouts.first_byte_s:
-            self._timer.cancel()
+            self._first.discard(self._check)
+            if self._timer is not None:
+                self._timer.cancel()
             self._check()
 
     def _end(self) -> None:

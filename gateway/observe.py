@@ -18,7 +18,7 @@ from gateway.finished import Finished, log_line
 from gateway.live import Reading
 from gateway.occupancy import WATCH_STATES, EngineLoad, FlowLoad, Gauges, Occupancy
 from gateway.progress import Pace, PriorityState
-from gateway.tallies import BOUNDS_S, Kind, Tallies
+from gateway.tallies import BOUNDS_S, Count, Kind, Tallies
 
 __all__ = [
     "METRICS",
@@ -136,6 +136,8 @@ class Observer:
         self._services = frozenset(settings.document.service)
         self._pools = frozenset(settings.document.pool)
         self._flows: dict[tuple[str | None, str | None], _FlowTallies] = {}
+        self._answers: dict[tuple[str | None, Outcome], Count] = {}
+        self._methods = {m: self._tallies.spread(_CLASSIFICATION, m) for m in _METHODS}
 
     def offered(self, size_class: str | None, service_class: str | None) -> None:
         """Count a request whose class is known now; ``record`` does so for all others."""
@@ -159,19 +161,25 @@ class Observer:
 
     def record(self, finished: Finished) -> None:
         """Count a request at its end. Call it exactly once per request."""
-        flow, outcome = self._flow(finished.size_class, finished.service_class), finished.outcome
-        count = self._tallies.count
+        size_class, service_class = finished.size_class, finished.service_class
+        flow = self._flows.get((size_class, service_class)) or self._flow(size_class, service_class)
+        outcome, count = finished.outcome, self._tallies.count
         if not finished.offered:
             flow.offered.value += 1
-        count("sluicegate_outcomes", *flow.labels, outcome).value += 1
-        count("sluicegate_answers", finished.surface or UNKNOWN, outcome).value += 1
+        ended = flow.outcomes.get(outcome) or flow.ended(outcome)
+        ended.value += 1
+        answered = self._answers.get((finished.surface, outcome))
+        if answered is None:
+            answered = count("sluicegate_answers", finished.surface or UNKNOWN, outcome)
+            self._answers[finished.surface, outcome] = answered
+        answered.value += 1
         if finished.retry_reason in _RETRY_REASONS and finished.pool in self._pools:
             count("sluicegate_retries", finished.pool, finished.retry_reason).value += 1
         if outcome is _CLIENT_CANCELLED:
             count("sluicegate_cancelled", _phase(finished)).value += 1
-        method = finished.classify_method
-        if finished.classify_s is not None and method in _METHODS:
-            self._tallies.spread(_CLASSIFICATION, method).note(finished.classify_s)
+        method = self._methods.get(finished.classify_method or "")
+        if finished.classify_s is not None and method is not None:
+            method.note(finished.classify_s)
         if finished.dispatched_s is not None:
             flow.ran(finished, finished.dispatched_s)
 
@@ -213,7 +221,8 @@ class _FlowTallies:
 
     def __init__(self, tallies: Tallies, labels: tuple[str, str], limits: SizeClass | None) -> None:
         self.labels = labels
-        self._limits = limits
+        self.outcomes: dict[Outcome, Count] = {}
+        self._tallies, self._limits = tallies, limits
         self.offered = tallies.count("sluicegate_offered", *labels)
         self._goodput = tallies.count("sluicegate_goodput", *labels)
         self._prompt_tokens = tallies.count("sluicegate_prompt_tokens", *labels)
@@ -226,6 +235,12 @@ class _FlowTallies:
         self._max_stall = tallies.spread("sluicegate_max_stall_seconds", *labels)
         self._e2e = tallies.spread("sluicegate_e2e_seconds", *labels)
 
+    def ended(self, outcome: Outcome) -> Count:
+        """The counter of an end; kept in ``outcomes``, where it is looked for first."""
+        found = self._tallies.count("sluicegate_outcomes", *self.labels, outcome)
+        self.outcomes[outcome] = found
+        return found
+
     def ran(self, finished: Finished, dispatched_s: float) -> None:
         """Count a request that had reached an engine."""
         arrived_s, first_s = finished.arrived_s, finished.first_event_s
@@ -237,7 +252,8 @@ class _FlowTallies:
         prompt_tokens = finished.prompt_tokens or 0
         self._prompt_tokens.value += prompt_tokens
         self._output_tokens.value += finished.completion_tokens or 0
-        if finished.engine_prompt_tokens not in {None, prompt_tokens}:
+        counted = finished.engine_prompt_tokens
+        if counted is not None and counted != prompt_tokens:
             self._mismatches.value += 1
         if finished.outcome is _COMPLETED:
             self._e2e.note(finished.ended_s - arrived_s)

@@ -33,8 +33,6 @@ class PrincipalRates:
 
     def wait_s(self, spec: FlowSpec, principal: str, tokens: int, now: float) -> float:
         """Seconds until the caller may send this; 0 if it may now."""
-        if spec.principal_requests_per_minute is spec.principal_tokens_per_minute is None:
-            return 0.0
         waits = [0.0]
         for kind, per_minute, amount in _rates(spec, tokens):
             bucket = self._buckets.get((spec.group, principal, kind))
@@ -45,8 +43,6 @@ class PrincipalRates:
 
     def charge(self, spec: FlowSpec, principal: str, tokens: int, now: float) -> None:
         """Count one admitted request."""
-        if spec.principal_requests_per_minute is spec.principal_tokens_per_minute is None:
-            return
         for kind, per_minute, amount in _rates(spec, tokens):
             key = (spec.group, principal, kind)
             bucket = self._buckets.get(key)

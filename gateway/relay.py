@@ -117,7 +117,7 @@ async def relay(
     Returns how it ended, whatever the engine does; ValueError if ``call`` may not be sent.
     """
     exchange = client.exchange(call.method, call.target, call.headers, call.body)
-    watch = Watch(exchange, gone, marks, timeouts)
+    watch = Watch(exchange, gone, marks, timeouts, client.alarms)
     run = _Run(exchange, call, send, marks, watch)
     try:
         return await run.answer()

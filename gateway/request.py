@@ -10,7 +10,7 @@ from gateway.counting import affinity
 from gateway.domain import AdmissionMode, FlowKey, Header, Outcome, Principal, Refused, Surface
 from gateway.head import max_wait_s
 from gateway.observe import Observer
-from gateway.prompt import Countable, requested_model
+from gateway.prompt import requested_model
 from gateway.routing import ModelName
 from gateway.setup import Setup
 from gateway.surfaces import SURFACES, BodyForm
@@ -50,7 +50,9 @@ def read(raw: bytes, surface: Surface, content_type: bytes) -> dict[str, Any]:
 
 async def count_only(setup: Setup, visit: Visit, body: dict[str, Any]) -> int:
     """The exact token count of a prompt that no engine is to get; raises as ``understand``."""
-    await _classified(setup, visit, *_known(visit), body)
+    principal, surface = _known(visit)
+    _model(setup, visit, principal, body)
+    await setup.counting.classify(visit, principal, surface, body)
     return visit.prompt_tokens or 0
 
 
@@ -65,7 +67,8 @@ async def understand(
         Refused: for whatever makes the request one that no engine gets.
     """
     principal, surface = _known(visit)
-    model, asked = await _classified(setup, visit, principal, surface, body)
+    model = _model(setup, visit, principal, body)
+    asked = await setup.counting.classify(visit, principal, surface, body)
     visit.classified_s = visit.marks.clock()
     size, visit.stream = visit.size_class or "", asked.stream
     observer.offered(size, principal.service_class)
@@ -96,14 +99,13 @@ async def understand(
     return Request(surface, offer, route.mode, passed, stamped, hidden)
 
 
-async def _classified(
-    setup: Setup, visit: Visit, principal: Principal, surface: Surface, body: dict[str, Any]
-) -> tuple[ModelName, Countable]:
+def _model(setup: Setup, visit: Visit, principal: Principal, body: dict[str, Any]) -> ModelName:
+    """The model that is asked for, by a caller who may."""
     model = setup.table.model(requested_model(body))
     if principal.models is not None and model.grant not in principal.models:
         raise Refused(Outcome.FORBIDDEN, f"This key may not use {model.grant}.", param="model")
     visit.model = model.public
-    return model, await setup.counting.classify(visit, principal, surface, body)
+    return model
 
 
 def _onward(

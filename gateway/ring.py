@@ -99,16 +99,19 @@ class Ring:
         """
         if self.holding or self._capped or self._rate.counts or any(map(_head, self.flows)):
             return None
-        flow.obstacles = {e: e.obstacle(flow, ticket) for e in flow.engines}
-        if None not in flow.obstacles.values():
+        flow.obstacles, fits = {}, []
+        for engine in flow.engines:
+            found = flow.obstacles[engine] = engine.obstacle(flow, ticket)
+            if found is None:
+                fits.append(engine)
+        if not fits:
             return None
         flow.surveyed, flow.fits = ticket, True
         flow.stopped_by_cap = flow.may_hold = False
         self._take_turn(flow)
-        engine = self._choose(flow, ticket)
         flow.charge(ticket)
         flow.deficit = min(0.0, flow.deficit)
-        return engine
+        return fits[0] if len(fits) == 1 else _best(fits, ticket)
 
     def rest(self) -> None:
         """Nobody waits in any flow."""
@@ -218,7 +221,8 @@ class Ring:
     def _go(
         self, flow: Flow, ticket: Ticket, now: float, beside_hold: EngineLedger | None = None
     ) -> Choice:
-        engine = beside_hold or self._choose(flow, ticket)
+        fits = [e for e, o in flow.obstacles.items() if o is None]
+        engine = beside_hold or _best(fits, ticket)
         if beside_hold is None:
             flow.charge(ticket)
         else:
@@ -340,17 +344,15 @@ class Ring:
                 _conclude(flow)
         return known
 
-    def _choose(self, flow: Flow, ticket: Ticket) -> EngineLedger:
-        """Among the engines that fit: the least prefill outstanding, then prefix affinity."""
-        fits = [e for e, o in flow.obstacles.items() if o is None]
-        if len(fits) == 1:
-            return fits[0]
-        least = min(fits, key=_least_left)
-        if not ticket.affinity:
-            return least
-        bound = least.prefill_used + least.limits.token_budget
-        near = (e for e in fits if e.prefill_used <= bound)
-        return max(near, key=lambda e: _rendezvous(ticket.affinity, e.name))
+
+def _best(fits: Sequence[EngineLedger], ticket: Ticket) -> EngineLedger:
+    """Among the engines that fit: the least prefill outstanding, then prefix affinity."""
+    least = min(fits, key=_least_left)
+    if len(fits) == 1 or not ticket.affinity:
+        return least
+    bound = least.prefill_used + least.limits.token_budget
+    near = (e for e in fits if e.prefill_used <= bound)
+    return max(near, key=lambda e: _rendezvous(ticket.affinity, e.name))
 
 
 def _shunned(flow: Flow, ticket: Ticket) -> tuple[EngineLedger, ...]:

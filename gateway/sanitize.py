@@ -74,7 +74,8 @@ def clean_body(raw: bytes) -> dict[str, Any]:
         raise Refused(Outcome.BAD_REQUEST, f"The body is not usable JSON: {error}.") from error
     if not isinstance(body, dict):
         raise Refused(Outcome.BAD_REQUEST, "The body must be a JSON object.")
-    _strip(body)
+    if not STRIPPED_KEYS.isdisjoint(body):
+        _strip(body)
     xargs = body.get("vllm_xargs")
     if isinstance(xargs, dict):
         _strip(xargs)
@@ -85,16 +86,15 @@ def clean_body(raw: bytes) -> dict[str, Any]:
 
 
 def _strip(said: dict[str, Any]) -> None:
-    if not STRIPPED_KEYS.isdisjoint(said):
-        for key in STRIPPED_KEYS.intersection(said):
-            del said[key]
+    for key in STRIPPED_KEYS.intersection(said):
+        del said[key]
 
 
 def parse(raw: bytes) -> Any:
     """The JSON value in ``raw``; ValueError where parsers could differ or it nests too deeply."""
     # Structure costs memory and time out of proportion to its bytes; text does not.
     brackets = raw.count(b"[") + raw.count(b"{")
-    if brackets + raw.count(b",") > MAX_STRUCTURE:
+    if len(raw) > MAX_STRUCTURE and brackets + raw.count(b",") > MAX_STRUCTURE:
         raise ValueError(f"it has more than {MAX_STRUCTURE} brackets and commas")
     value = orjson.loads(raw)
     # Only a text with many brackets can be deep; most are spared the walk.
@@ -171,8 +171,11 @@ def ask_usage(body: dict[str, Any], surface: Surface) -> bool:
 
 def request_id(sent: Sent, fresh: str) -> str:
     """The caller's X-Request-Id if exactly one well-formed was sent, else ``fresh``."""
-    text = (sent.get(b"x-request-id") or b"").decode("latin-1")
-    return text if text and _REQUEST_ID.fullmatch(text) else fresh
+    given = sent.get(b"x-request-id")
+    if given is None:
+        return fresh
+    text = given.decode("latin-1")
+    return text if _REQUEST_ID.fullmatch(text) else fresh
 
 
 def upstream_headers(
@@ -194,10 +197,11 @@ def upstream_headers(
         (b"x-vllm-priority", b"%d" % priority),
         (b"accept", accept if accept is not None and accept in _ACCEPTED else b"*/*"),
     ]
-    parent, state = sent.get(b"traceparent"), sent.get(b"tracestate")
+    parent = sent.get(b"traceparent")
     if parent is None or not _TRACEPARENT.fullmatch(parent):
         return passed
     passed.append((b"traceparent", parent))
+    state = sent.get(b"tracestate")
     if state is not None and _TRACESTATE.fullmatch(state):
         passed.append((b"tracestate", state))
     return passed

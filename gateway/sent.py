@@ -12,13 +12,12 @@ Sent = Mapping[bytes, bytes | None]
 
 def by_name(headers: Sequence[tuple[bytes, bytes]]) -> Sent:
     """Headers by their names in lower case; ``None`` for one that was sent more than once."""
-    found: dict[bytes, bytes | None] = {name.lower(): value for name, value in headers}
-    if len(found) < len(headers):
-        # In one pass: a head of 64 KiB holds nine thousand names, before anybody is known.
-        seen: set[bytes] = set()
-        for name, _ in headers:
-            lower = name.lower()
-            if lower in seen:
-                found[lower] = None
-            seen.add(lower)
+    found: dict[bytes, bytes | None] = dict(headers)
+    if len(found) == len(headers) and b"".join(found).islower():
+        return found
+    # In one pass: a head of 64 KiB holds nine thousand names, before anybody is known.
+    found.clear()
+    for name, value in headers:
+        lower = name.lower()
+        found[lower] = None if lower in found else value
     return found

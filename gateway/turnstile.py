@@ -80,7 +80,9 @@ class Turnstile:
         Raises:
             Refused: they are.
         """
-        _refuse(self.core.full(groups, body_bytes, self._clock()))
+        full = self.core.full(groups, body_bytes, self._clock())
+        if full is not None:
+            _refuse(full)
 
     def begin_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
         """Charge a body that is about to be counted to every flow it may turn out to be in.

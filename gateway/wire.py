@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gateway.alarms import Alarms
 from gateway.http1 import (
     MAX_HEAD_BYTES,
     BadResponse,
@@ -100,9 +101,8 @@ class Exchange:
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self._buffered = 0
-        self.status = 0
+        self.status, self.reused = 0, False
         self.headers: list[Header] = []
-        self.reused = False
 
     def __repr__(self) -> str:
         state = self._error or ("finished" if self._finished else "open")
@@ -231,7 +231,8 @@ class Exchange:
     def got_head(self, status: int, headers: list[Header]) -> None:
         """Called by the connection: the response's head is whole."""
         self.status, self.headers = status, headers
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def got_body(self, data: bytes, framed: bytes | None = None) -> bool:
         """Called by the connection with body bytes; True asks it to pause reading."""
@@ -243,16 +244,15 @@ class Exchange:
             return False
         self._parts.append(data)
         self._buffered += len(data)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._waiter is not None:
+            self._wake()
         return self._buffered >= BUFFER_BYTES
 
     def finish(self) -> None:
         """Called by the connection: the response is whole."""
-        self._finished = True
-        self._connection = None
-        self._wake()
+        self._finished, self._connection = True, None
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: WireError) -> None:
         """Called by the connection: there will be no more."""
@@ -270,7 +270,7 @@ class Exchange:
         return waiter
 
     def _wake(self, _: object = None) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -306,11 +306,11 @@ class EngineClient:
     ) -> None:
         self.origin = Origin.parse(origin) if isinstance(origin, str) else origin
         self.loop = asyncio.get_running_loop()
+        self.alarms = Alarms(self.loop)  # for time limits of exchanges
         self._service = service
         self._host = replace(self.origin, host=service or self.origin.host).authority
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._connect_timeout_s = connect_timeout_s
-        self._keepalive_s = keepalive_s
+        self._connect_timeout_s, self._keepalive_s = connect_timeout_s, keepalive_s
         self._max_idle = max_idle
         self._tls = (tls or ssl.create_default_context()) if self.origin.tls else None
         # The mutable state: idle connections, the longest idle first.

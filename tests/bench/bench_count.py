@@ -84,7 +84,7 @@ def print_steps(counter: Counter) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": True}
         raw = sanitize.stamp(body, 0)
         steps: dict[str, Callable[[], object]] = {
-            "authenticate": lambda: by_key(credential(headers)[0], ring),
+            "authenticate": lambda: by_key(credential(by_name(headers))[0], ring),
             "clean_body": partial(sanitize.clean_body, raw),
             "render": partial(prompt.chat, body, template),
             "stamp": partial(sanitize.stamp, body, 0),

@@ -328,11 +328,10 @@ def a_held_head_waits_for_its_own_engine(patch: pytest.MonkeyPatch) -> None:
 def the_engine_is_chosen_by_a_counter_of_the_process(patch: pytest.MonkeyPatch) -> None:
     counter = itertools.count()
 
-    def choose(_turns: Ring, flow: Flow, _ticket: Ticket) -> EngineLedger:
-        fits = [e for e, o in flow.obstacles.items() if o is None]
+    def choose(fits: Sequence[EngineLedger], _ticket: Ticket) -> EngineLedger:
         return fits[next(counter) % len(fits)]
 
-    patch.setattr(Ring, "_choose", choose)
+    patch.setattr(ring, "_best", choose)
 
 
 @fault("P8")

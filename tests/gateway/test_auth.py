@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gateway import auth
 from gateway.auth import KeyEntry, Keyring, by_key, credential, new_key
 from gateway.domain import Outcome, Principal, Refused, Surface
+from gateway.sent import by_name
 
 KEY, DIGEST = new_key("alice", bytes(range(16)))
 ENTRY = KeyEntry(DIGEST, "interactive", frozenset({"m"}), frozenset({Surface.CHAT}), 4)
@@ -17,7 +18,7 @@ ALICE = Principal("alice", "interactive", frozenset({"m"}), frozenset({Surface.C
 
 
 def authenticate(headers: list[tuple[bytes, bytes]], keyring: Keyring) -> Principal:
-    return by_key(credential(headers)[0], keyring)
+    return by_key(credential(by_name(headers))[0], keyring)
 
 
 def bearer(key: str) -> list[tuple[bytes, bytes]]:

@@ -13,6 +13,7 @@ from gateway.auth import KeyEntry, Keyring, new_key
 from gateway.domain import Outcome, Refused
 from gateway.identity import Identity, NeedsKeySet
 from gateway.keysets import KeySource, parse_jwks, shared_secret
+from gateway.sent import by_name
 from gateway.tokens import Issuer
 from tests.gateway.mint import (
     NOW,
@@ -57,12 +58,12 @@ class World:
 
     def outcome(self, headers: Headers) -> Outcome | None:
         """How ``authenticate`` ends; ``None``: with a principal."""
-        return ending(lambda: self.identity.authenticate(headers))
+        return ending(lambda: self.identity.authenticate(by_name(headers)))
 
     async def waited(self, headers: Headers) -> Outcome | None:
         """How ``principal`` ends."""
         try:
-            await self.identity.principal(headers)
+            await self.identity.principal(by_name(headers))
         except Refused as refused:
             return refused.outcome
         return None
@@ -92,9 +93,58 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_keys_and_tokens_are_accepted_side_by_side() -> None:
     world = World(FIXED)
-    assert world.identity.authenticate(bearer(KEY)).key_id == "alice"
-    assert world.identity.authenticate([(b"x-api-key", KEY.encode())]).key_id == "alice"
-    assert world.identity.authenticate(good()).key_id == "staff:alice"
+    assert world.identity.authenticate(by_name(bearer(KEY))).key_id == "alice"
+    assert world.identity.authenticate(by_name([(b"x-api-key", KEY.encode())])).key_id == "alice"
+    assert world.identity.authenticate(by_name(good())).key_id == "staff:alice"
+
+
+def test_a_key_that_was_right_is_looked_for_again_only_when_the_keys_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+    real = identity_module.by_key
+
+    def counted(key: str, keyring: Keyring) -> Any:
+        checked.append(key)
+        return real(key, keyring)
+
+    monkeypatch.setattr(identity_module, "by_key", counted)
+    world = World()
+    assert [world.outcome(bearer(KEY)) for _ in range(3)] == [None] * 3
+    assert checked == [KEY]
+    world.identity.replace(Keyring({"alice": KeyEntry(DIGEST, "batch")}), [])
+    assert world.identity.authenticate(by_name(bearer(KEY))).service_class == "batch"
+    world.identity.replace(Keyring({}), [])
+    assert world.outcome(bearer(KEY)) is Outcome.UNAUTHENTICATED
+
+
+def test_no_wrong_key_is_remembered() -> None:
+    world = World()
+    for number in range(100):
+        assert world.outcome(bearer(f"{KEY[:-3]}{number:03}")) is Outcome.UNAUTHENTICATED
+        assert world.outcome([(b"x-api-key", b"%d" % number)]) is Outcome.UNAUTHENTICATED
+    assert not world.identity._known
+
+
+def test_a_key_that_was_right_opens_only_in_the_header_and_the_form_it_came_in() -> None:
+    world = World()
+    assert world.outcome([(b"x-api-key", KEY.encode())]) is None
+    assert world.outcome([(b"authorization", KEY.encode())]) is Outcome.UNAUTHENTICATED
+    assert world.outcome(bearer(KEY)) is None
+    assert world.outcome([(b"x-api-key", b"Bearer " + KEY.encode())]) is Outcome.UNAUTHENTICATED
+    assert world.outcome([*bearer(KEY), *bearer(KEY)]) is Outcome.UNAUTHENTICATED
+    both = [*bearer(KEY), (b"x-api-key", KEY.encode())]
+    assert world.outcome(both) is Outcome.UNAUTHENTICATED
+
+
+def test_the_memory_of_keys_is_bounded_however_they_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(identity_module, "MAX_REMEMBERED", 8)
+    world = World()
+    for spaces in range(1, 30):
+        assert world.outcome(bearer(" " * spaces + KEY)) is None
+        assert len(world.identity._known) <= 8
 
 
 def test_a_key_is_checked_without_a_look_at_the_wall_clock() -> None:
@@ -102,7 +152,7 @@ def test_a_key_is_checked_without_a_look_at_the_wall_clock() -> None:
         raise AssertionError
 
     identity = Identity(RING, [FIXED], Clock(0.0), never, lambda _, **__: None)
-    assert identity.authenticate(bearer(KEY)).key_id == "alice"
+    assert identity.authenticate(by_name(bearer(KEY))).key_id == "alice"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +180,7 @@ def test_anything_else_is_unauthenticated(headers: Headers) -> None:
 
 def test_without_issuers_a_token_is_no_key() -> None:
     with pytest.raises(Refused, match="API key is not valid"):
-        World().identity.authenticate(good())
+        World().identity.authenticate(by_name(good()))
 
 
 def test_without_keys_tokens_are_accepted() -> None:
@@ -194,7 +244,7 @@ def test_a_revoked_token_is_refused_although_it_is_remembered(name: str) -> None
     world.identity.replace(Keyring(RING.entries, frozenset({name})), [FIXED])
     for _ in range(2):
         with pytest.raises(Refused, match="revoked"):
-            world.identity.authenticate(headers)
+            world.identity.authenticate(by_name(headers))
     assert world.outcome(good(sub="bob", jti="t2")) is None
     world.identity.replace(RING, [FIXED])
     assert world.outcome(headers) is None
@@ -202,7 +252,7 @@ def test_a_revoked_token_is_refused_although_it_is_remembered(name: str) -> None
 
 def test_a_principal_is_revoked_by_the_id_that_stands_in_the_log() -> None:
     world, headers = World(FIXED), good(sub="someone with spaces")
-    logged = world.identity.authenticate(headers).key_id
+    logged = world.identity.authenticate(by_name(headers)).key_id
     world.identity.replace(Keyring({}, frozenset({logged})), [FIXED])
     assert world.outcome(headers) is Outcome.UNAUTHENTICATED
 
@@ -223,7 +273,7 @@ def test_another_key_file_is_in_force_at_once() -> None:
     assert world.outcome(good()) is None
     world.identity.replace(RING, [Issuer(rules(), source, parse_jwks(TWO))])
     with pytest.raises(NeedsKeySet):
-        world.identity.authenticate(good())
+        world.identity.authenticate(by_name(good()))
     assert world.outcome(good("two")) is None
 
 
@@ -261,7 +311,7 @@ async def behind(document: bytes = ONE) -> AsyncIterator[tuple[KeyServer, World]
 async def test_the_first_token_waits_for_the_first_set() -> None:
     async with behind() as (server, world):
         with pytest.raises(NeedsKeySet):
-            world.identity.authenticate(good())
+            world.identity.authenticate(by_name(good()))
         many = await asyncio.gather(*(world.waited(good(jti=str(n))) for n in range(20)))
         assert many == [None] * 20
         assert server.asked == 1
@@ -398,5 +448,5 @@ def test_secrets_stand_beside_key_sets() -> None:
     night = rules(name="night", issuer="night", algorithms=allowed)
     world = World(FIXED, Issuer(night, KeySource(), shared_secret(SECRET, allowed)))
     headers = bearer(token("HS256", key=SECRET, iss="night"))
-    assert world.identity.authenticate(headers).key_id == "night:alice"
+    assert world.identity.authenticate(by_name(headers)).key_id == "night:alice"
     assert world.outcome(bearer(token("HS256", key=SECRET))) is Outcome.UNAUTHENTICATED

@@ -251,6 +251,15 @@ def test_a_whole_answer_tells_its_finish_reason_and_usage() -> None:
     assert scan_body(body + b"}") == BodyFacts(False, None, "stop", 7, 9)
 
 
+@pytest.mark.parametrize("total", ['"total_tokens":16,', ""])
+@pytest.mark.parametrize("after", ["}", ',"prompt_tokens_details":null}'])
+def test_usage_reads_alike_with_and_without_spaces(total: str, after: str) -> None:
+    usage = f'"usage":{{"prompt_tokens":7,{total}"completion_tokens":9{after}'
+    for text in (usage, usage.replace(":", ": ").replace(",", ", ")):
+        facts = scan_body(b'{"usage":{"prompt_tokens":1,"completion_tokens":2},' + text.encode())
+        assert (facts.prompt_tokens, facts.completion_tokens) == (7, 9)
+
+
 def test_one_bad_choice_of_several_is_what_is_told() -> None:
     body = b'{"choices":[{"finish_reason":"abort"},{"finish_reason":"stop"}]}'
     assert scan_body(body).finish_reason == "abort"
