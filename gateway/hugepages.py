@@ -1,0 +1,55 @@
+"""Asks the kernel to keep the memory there is in huge pages, which costs less to find again.
+
+A gateway that shares its cores with what it serves finds the processor's table of addresses taken
+by others at every request. In pages of 2 MiB all it has needs a hundred entries of that table, in
+place of some fifty thousand. Linux does so at once since 6.1 (madvise(2), MADV_COLLAPSE), for
+anonymous memory if transparent huge pages are not off; elsewhere nothing changes.
+"""
+
+import ctypes
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+__all__ = ["collapse", "whole_pages"]
+
+HUGE_BYTES = 2 << 20
+MAPS = Path("/proc/self/maps")
+# Of the kernel's header file mman-common.h.
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+
+
+def whole_pages(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Address and length in bytes of all huge pages that fit into private, writable memory.
+
+    Args:
+        maps: lines of ``/proc/PID/maps``, see proc(5).
+    """
+    for line in maps:
+        span, rights, _, _, inode, *_ = line.split(maxsplit=5)
+        if not rights.startswith("rw") or not rights.endswith("p") or inode != "0":
+            continue
+        begin, end = (int(address, 16) for address in span.split("-"))
+        first = -(-begin // HUGE_BYTES) * HUGE_BYTES
+        length = end // HUGE_BYTES * HUGE_BYTES - first
+        if length > 0:
+            yield first, length
+
+
+def collapse() -> int:
+    """Put this process's memory into huge pages; returns how many bytes the kernel agreed to.
+
+    It refuses what was never touched, and where it has no memory in one piece: that stays as it is.
+    """
+    if sys.platform != "linux":
+        return 0
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    with MAPS.open(encoding="utf-8") as maps:
+        spans = list(whole_pages(maps))
+    agreed = 0
+    for first, length in spans:
+        madvise(first, length, _MADV_HUGEPAGE)
+        if madvise(first, length, _MADV_COLLAPSE) == 0:
+            agreed += length
+    return agreed
