@@ -28,6 +28,7 @@ import uvloop
 from gateway.assembly import build
 from gateway.config import load
 from gateway.edge import EdgeLimits, uvicorn_config
+from gateway.hugepages import collapse
 from gateway.journal import Journal
 from gateway.quickstart import EngineFacts, Wish, write_configuration
 from tests.bench.bench_relay import LAST, ONE, PATH, PROMPT, WHOLE
@@ -78,6 +79,7 @@ class Rig:
         self.loop = asyncio.get_running_loop()
         self.journal = Journal(io.BytesIO())
         self.gateway = build(settings, self.journal, time.monotonic)
+        collapse()  # as ``serve`` does
         self.gateway.parts.turnstile.tell(lambda core, now: core.set_engine(ENGINE, now, up=True))
         client = self.gateway.parts.clients[ENGINE]
         client._dial = self._dial  # type: ignore[method-assign]
