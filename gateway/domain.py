@@ -174,8 +174,7 @@ class EngineLimits:
     """What the gate lets be outstanding on one engine.
 
     ``slots`` is N, ``prefill_tokens`` U, ``kv_tokens`` K. ``max_prefilling`` caps the
-    requests of a size class in prefill at once, less those that are nearly done; a class that is
-    absent has no cap.
+    requests of a size class in prefill at once; a class that is absent has no cap.
     ``prefill_tokens_per_s`` is the configured start value of the learnt rate.
     """
 

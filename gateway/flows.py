@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.domain import AdmissionMode, EngineLimits, FlowKey, FlowSpec, MisuseError
-from gateway.rates import RecentQuantile, ServiceRate
+from gateway.rates import RecentP95, ServiceRate
 from gateway.verdicts import FlowView
 
 if TYPE_CHECKING:
@@ -79,10 +79,8 @@ class Group:
     counting_bytes: int = 0
     paused: bool = False
     in_flight: dict[str, int] = field(default_factory=dict)
-    _outputs: RecentQuantile = field(default_factory=RecentQuantile)
-    _first_events_s: RecentQuantile = field(
-        default_factory=lambda: RecentQuantile(least=FIRST_EVENTS_LEAST)
-    )
+    _outputs: RecentP95 = field(default_factory=RecentP95)
+    _first_events_s: RecentP95 = field(default_factory=lambda: RecentP95(FIRST_EVENTS_LEAST))
 
     @property
     def target_wait_s(self) -> float | None:

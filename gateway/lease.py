@@ -43,11 +43,7 @@ class Hold:
 
 @dataclass(slots=True)
 class Lease:
-    """What one request holds of one engine, from dispatch to release.
-
-    ``prefill_until_s``: when its prefill is taken to be over, or so nearly that its seat is left.
-    ``seated``: it counts against the cap of its size class.
-    """
+    """What one request holds of one engine, from dispatch to release."""
 
     id: int
     ticket: Ticket
@@ -59,7 +55,6 @@ class Lease:
     output_charge_tokens: int
     prefill_until_s: float | None = None
     prefilling: bool = True
-    seated: bool = True
 
 
 @dataclass(frozen=True, slots=True)

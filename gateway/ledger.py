@@ -17,7 +17,6 @@ from gateway.floors import slots_floor
 from gateway.flows import Flow, Ticket
 from gateway.lease import EngineView, Hold, Lease, Obstacle, Room
 from gateway.rates import learnt_prefill_rate, unstreamed_prefill_s
-from gateway.seats import Seats
 
 __all__ = ["EngineLedger"]
 
@@ -44,12 +43,13 @@ class EngineLedger:
         self.name = name
         self.configured = limits
         self.limits = limits
-        self.seats = Seats(limits.max_prefilling)
+        self.caps = dict(limits.max_prefilling)
         self.slot_limit = limits.slots
         self.rate = limits.prefill_tokens_per_s
         self.slots_used = self.prefill_used = self.kv_used = 0
         self.slots_by_flow: dict[Flow, int] = {}
         self.prefill_by_flow: dict[Flow, int] = {}
+        self.prefilling: dict[str, int] = {}
         self.reserved: dict[Flow, tuple[int, int]] = {}
         # What of its reservation each flow has not used: slots and prefill tokens.
         self._spare: dict[Flow, tuple[int, int]] = {}
@@ -66,8 +66,10 @@ class EngineLedger:
         self.down_since_s = now
         self.ramp_from_s: float | None = None
         self.version = 0
+        self.full: list[str] = []
         self.left = (0, 0)
         self._promised = (0, 0, 0)
+        self._note_full()
         self._changed()
 
     # -- what fits -------------------------------------------------------------------------
@@ -76,7 +78,7 @@ class EngineLedger:
         """Why ``ticket`` cannot start here in its flow's turn; None if it can."""
         if not self.usable or self in ticket.shunned:
             return _UNUSABLE
-        if flow.size_class in self.seats.full:
+        if flow.size_class in self.full:
             return _CLASS_CAP
         hold = self.hold
         if hold is not None and hold.exceptional and hold.flow is flow:
@@ -102,7 +104,7 @@ class EngineLedger:
 
     def takes(self, size_class: str) -> bool:
         """Whether requests of this class may ever come here; a cap of 0 means never."""
-        return self.seats.caps.get(size_class) != 0
+        return self.caps.get(size_class) != 0
 
     def is_spent(self) -> bool:
         """Whether no slot is left for anybody who waits: nothing can start here."""
@@ -112,7 +114,7 @@ class EngineLedger:
 
     def room(self) -> Room:
         """What there is now, to be compared with what there is later."""
-        return Room(self._is_full_up(), self.seats.full, self.slot_limit)
+        return Room(self._is_full_up(), self.full, self.slot_limit)
 
     def _is_full_up(self) -> bool:
         exceptional = self.hold is not None and self.hold.exceptional
@@ -125,10 +127,10 @@ class EngineLedger:
         flows with reservations, or of a class whose cap filled or freed, need another look.
         """
         if seen.spent and seen.slot_limit == self.slot_limit and self._is_full_up():
-            if self.seats.full == seen.full:
+            if self.full == seen.full:
                 flows = [f for f in self.reserved if f.head is not None]
             else:
-                turned = set(self.seats.full).symmetric_difference(seen.full)
+                turned = set(self.full).symmetric_difference(seen.full)
                 flows = [f for f in flows if f in self.reserved or f.size_class in turned]
         changed = []
         for flow in flows:
@@ -152,7 +154,7 @@ class EngineLedger:
         return (
             self.slots_by_flow.get(flow, 0) + ticket.slots <= slots
             and self.prefill_by_flow.get(flow, 0) + ticket.prompt_tokens <= prefill
-            and flow.size_class not in self.seats.full
+            and flow.size_class not in self.full
             and self._room(flow, ticket)
         )
 
@@ -219,7 +221,7 @@ class EngineLedger:
             ahead = self.prefill_used + ticket.prompt_tokens
             lease.prefill_until_s = now + unstreamed_prefill_s(ahead, self.rate)
             self.unary[lease_id] = lease
-        self.seats.take(lease)
+        self._seat(flow.size_class, 1)
         self._charge(flow, ticket.slots, ticket.prompt_tokens)
         self.kv_used += ticket.kv_tokens
         self._changed()
@@ -239,22 +241,13 @@ class EngineLedger:
         if now is not None and lease.ticket.streamed:
             tokens = lease.prefill_ahead_tokens + lease.ticket.prompt_tokens
             self.rate = learnt_prefill_rate(self.rate, tokens, now - lease.dispatched_s)
-            self.seats.learn(lease, now)
             self._end_older_unary(lease)
-
-    def prefill_due(self, lease: Lease) -> None:
-        """Its estimate has come: a stream leaves its seat, anything else counts as prefilled."""
-        if lease.ticket.streamed:
-            self.seats.leave(lease)
-            self._changed()
-        else:
-            self.prefill_done(lease)
 
     def _end_prefill(self, lease: Lease) -> bool:
         ended, lease.prefilling = lease.prefilling, False
         if ended:
             self.unary.pop(lease.id, None)
-            self.seats.leave(lease)
+            self._seat(lease.flow.size_class, -1)
         return ended
 
     def grow(self, lease: Lease, output_tokens: int) -> None:
@@ -274,6 +267,15 @@ class EngineLedger:
         self._changed()
         if self.slots_used < 0 or self.prefill_used < 0 or self.kv_used < 0:
             raise MisuseError(f"ledger of {self.name} went negative: {self!r}")
+
+    def _seat(self, size_class: str, more: int) -> None:
+        self.prefilling[size_class] = self.prefilling.get(size_class, 0) + more
+        if size_class in self.caps:
+            self._note_full()
+
+    def _note_full(self) -> None:
+        found = self.prefilling.get
+        self.full = [size for size, cap in self.caps.items() if found(size, 0) >= cap]
 
     def _charge(self, flow: Flow, slots: int, tokens: int) -> None:
         self.slots_used += slots
@@ -323,7 +325,8 @@ class EngineLedger:
     def set_limits(self, limits: EngineLimits, now: float) -> None:
         """Configure other limits and put them in force; what runs is never cancelled."""
         self.configured = limits
-        self.seats.recap(limits.max_prefilling)
+        self.caps = dict(limits.max_prefilling)
+        self._note_full()
         self.adapt(limits, now)
 
     def adapt(self, limits: EngineLimits, now: float) -> None:
@@ -334,7 +337,6 @@ class EngineLedger:
 
     def restarted(self, now: float) -> None:
         """Another epoch: nothing learnt of the one before counts, and N ramps if it is up."""
-        self.seats.forget()
         self.rate = self.configured.prefill_tokens_per_s
         self.ramp_from_s = now if self.up else None
         self.adapt(self.configured, now)
@@ -388,7 +390,7 @@ class EngineLedger:
         return EngineView(
             self.name, self.usable, self.slots_used, self.slot_limit, self.prefill_used,
             self.limits.prefill_tokens, self.kv_used, self.limits.kv_tokens,
-            tuple(sorted(self.seats.taken.items())),
+            tuple(sorted(self.prefilling.items())),
             self.hold.flow.key if self.hold else None, self.rate,
         )  # fmt: skip
 

@@ -100,7 +100,7 @@ METRICS: Mapping[str, Kind] = MappingProxyType(
             "gauge", ("engine", "priority"), "1 for what is known of its priorities."
         ),
         "sluicegate_engine_prefilling": Kind(
-            "gauge", ("engine", "size_class"), "Requests in prefill, less the nearly done."
+            "gauge", ("engine", "size_class"), "Requests in prefill."
         ),
         "sluicegate_route_revision": Kind("gauge", (), "Revision of the route table."),
         "sluicegate_route_candidate_weight": Kind(

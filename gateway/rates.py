@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-__all__ = ["RecentQuantile", "ServiceRate", "learnt_prefill_rate", "unstreamed_prefill_s"]
+__all__ = ["RecentP95", "ServiceRate", "learnt_prefill_rate", "unstreamed_prefill_s"]
 
 RATE_MEMORY_S = 10.0
 RECENT_VALUES = 200
@@ -83,33 +83,25 @@ class ServiceRate:
         return self._cost / (self._seconds + waited_s)
 
 
-class RecentQuantile:
-    """A quantile, by nearest rank, of the last values.
+class RecentP95:
+    """The p95, by nearest rank, of the last 200 values; None until there are ``least`` of them."""
 
-    Args:
-        share: 0.95 for the p95.
-        least: ``value`` is None until there are so many.
-        most: how many are remembered.
-    """
+    __slots__ = ("_least", "_ranked", "_recent", "value")
 
-    __slots__ = ("_least", "_most", "_ranked", "_recent", "_share", "value")
-
-    def __init__(
-        self, share: float = 0.95, least: int = VALUES_FOR_P95, most: int = RECENT_VALUES
-    ) -> None:
-        self._share, self._least, self._most = share, least, most
+    def __init__(self, least: int = VALUES_FOR_P95) -> None:
+        self._least = least
         self._recent: deque[float] = deque()
         self._ranked: list[float] = []
         self.value: float | None = None
 
     def add(self, value: float) -> None:
         """Take one more value, and forget the oldest if there are too many."""
-        if len(self._recent) == self._most:
+        if len(self._recent) == RECENT_VALUES:
             del self._ranked[bisect_left(self._ranked, self._recent.popleft())]
         self._recent.append(value)
         insort(self._ranked, value)
         if len(self._ranked) >= self._least:
-            self.value = self._ranked[math.ceil(self._share * len(self._ranked)) - 1]
+            self.value = self._ranked[math.ceil(0.95 * len(self._ranked)) - 1]
 
 
 def learnt_prefill_rate(rate: float, tokens: int, elapsed_s: float) -> float:

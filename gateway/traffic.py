@@ -155,7 +155,7 @@ class Traffic:
         flow.group.leave(ticket.principal)
 
     def expire(self, now: float) -> list[Verdict]:
-        """Do what is due: refuse who is late, end prefills by their estimates, and what follows."""
+        """Do what is due: refuse who is late, end estimated prefills, and what follows."""
         verdicts: list[Verdict] = []
         if self.deadlines.soonest_s > now and self.estimates.soonest_s > now:
             return verdicts
@@ -169,7 +169,7 @@ class Traffic:
         while (lease_id := self.estimates.pop_due(now)) is not None:
             lease = self.leases[lease_id]
             engine = self.layout.engines[lease.engine]
-            engine.prefill_due(lease)
+            engine.prefill_done(lease)
             freed[engine] = None
         for ring in touched:
             verdicts += self.run(ring, now)

@@ -115,7 +115,7 @@ class Machine:
         account = self.account
         job = account.running.pop(lease_id)
         self.released.append(lease_id)
-        job.prefilling, job.seated, job.until_s = True, True, math.inf
+        job.prefilling, job.until_s = True, math.inf
         job.charge, job.kv = job.first
         job.avoids |= {job.engine} if avoid else set()
         gone = account.misfit(job) or account.drains(job.key)
@@ -174,7 +174,6 @@ class Machine:
         if engine not in account.limits:
             return  # it was gone, and the last lease ended
         account.force[engine] = account.limits[engine]
-        account.seen.pop(engine, None)
         self.recovering.pop(engine, None)
         if account.up[engine]:
             self.recovering[engine] = self.now
@@ -225,7 +224,7 @@ class Machine:
     def prefill_done(self, lease_id: int) -> None:
         due = self._due()
         self.account.end_estimates(self.now)
-        self.account.first_event(lease_id, self.now)
+        self.account.first_event(lease_id)
         if due:
             self.fair.reset()
             self.certain = False
@@ -392,7 +391,7 @@ class Machine:
         self.fair.dispatched(job, engine, loads, start)
         # What was due falls before the effect of the call, which ``load`` has already.
         ahead = load.u.total() if self.certain else start.prefilling_tokens
-        account.dispatched(job, verdict, ahead, start)
+        account.dispatched(job, verdict, ahead, start.rate)
         job.returned = False
 
     def _passed(self, job: Job, engine: str, load: Load, *, exceptional: bool) -> None:

@@ -42,7 +42,6 @@ class Start:
     ticket_id: int
     holds: Mapping[str, tuple[int, bool]]
     rate: float
-    pace: float | None
     prefilling_tokens: int
 
 
@@ -55,10 +54,7 @@ class Probed(Admission):
         start = self._traffic.start
 
         def noting(ticket: Ticket, engine: EngineLedger, now: float) -> Dispatched:
-            pace = engine.seats.pace(ticket.flow.size_class)
-            self.starts.append(
-                Start(ticket.id, self.holds(), engine.rate, pace, engine.prefill_used)
-            )
+            self.starts.append(Start(ticket.id, self.holds(), engine.rate, engine.prefill_used))
             return start(ticket, engine, now)
 
         self._traffic.start = noting  # type: ignore[method-assign]
@@ -83,10 +79,7 @@ class Job:
     max_age_s: float
     engine: str = ""
     prefilling: bool = True
-    seated: bool = True
     until_s: float = math.inf
-    dispatched_s: float = 0.0
-    tokens: int = 0
     kv: int = 0
     key: FlowKey = field(init=False)
     first: tuple[int, int] = field(init=False)
@@ -131,7 +124,6 @@ class Account:
         self.running: dict[int, Job] = {}
         self.counting: list[tuple[tuple[Group, ...], int, Group | None]] = []
         self.outputs: dict[Group, list[int]] = defaultdict(list)
-        self.seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.exceptional_s: dict[str, float] = {}
         self.exceptional_id: dict[str, int] = {}
         self.now = now
@@ -149,7 +141,6 @@ class Account:
         for engine, limits in topology.engines.items():
             if engine not in self.limits or engine in self.retired:
                 self.up[engine] = self.draining[engine] = self.paused[engine] = False
-                self.seen.pop(engine, None)
                 self.down_since_s[engine] = self.now
                 self.force[engine] = limits
                 self.slot_limit[engine] = limits.slots
@@ -349,7 +340,7 @@ class Account:
             load.k += job.kv
             if job.prefilling:
                 load.u[job.key] += job.offer.prompt_tokens
-                load.seats[job.key.size_class] += job.seated
+                load.seats[job.key.size_class] += 1
         return loads
 
     def misfit(self, job: Job) -> bool:
@@ -436,39 +427,25 @@ class Account:
     def end_estimates(self, now: float) -> None:
         for job in self.running.values():
             if job.until_s <= now:
-                job.seated, job.until_s = False, math.inf
-                job.prefilling = job.prefilling and job.offer.streamed
+                job.prefilling = False
 
-    def has_cap(self, job: Job) -> bool:
-        return job.key.size_class in dict(self.limits[job.engine].max_prefilling)
-
-    def pace(self, engine: str, size_class: str) -> float | None:
-        """The upper quartile of seconds per token that the last prefills of a capped class took."""
-        seen = sorted(self.seen[engine][size_class][-64:])
-        return seen[math.ceil(0.75 * len(seen)) - 1] if len(seen) >= 8 else None
-
-    def first_event(self, lease_id: int, now: float) -> None:
+    def first_event(self, lease_id: int) -> None:
         """A stream's first event also ends what was sent before it, on a first-come engine."""
         job = self.running[lease_id]
         if not job.prefilling:
             return
         job.prefilling = False
-        if job.offer.streamed and self.has_cap(job):
-            took_s = (now - job.dispatched_s) / job.tokens
-            self.seen[job.engine][job.key.size_class].append(took_s)
         if job.offer.streamed and self.limits[job.engine].fcfs:
             for other_id, other in self.running.items():
                 if other_id < lease_id and other.engine == job.engine and not other.offer.streamed:
                     other.prefilling = False
 
-    def dispatched(self, job: Job, verdict: Dispatched, ahead: int, start: Start) -> None:
+    def dispatched(self, job: Job, verdict: Dispatched, ahead: int, rate: float) -> None:
         """Move a job from the queue to an engine that has ``ahead`` tokens in prefill."""
-        job.engine, job.dispatched_s = verdict.engine, self.now
-        job.tokens = ahead + job.offer.prompt_tokens
+        job.engine = verdict.engine
         if not job.offer.streamed:
-            job.until_s = self.now + (1.25 * job.tokens / start.rate + 0.020)
-        elif start.pace is not None and self.has_cap(job):
-            job.until_s = self.now + 0.8 * job.tokens * start.pace
+            tokens = ahead + job.offer.prompt_tokens
+            job.until_s = self.now + (1.25 * tokens / rate + 0.020)
         self.waiting[job.key].remove(job)
         require("P6", verdict.lease_id not in self.running, "a lease id was given twice")
         self.running[verdict.lease_id] = job

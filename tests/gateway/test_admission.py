@@ -43,38 +43,6 @@ def test_an_unanswered_unary_prefill_ends_by_estimate() -> None:
     assert gate.wait(0.001) == ["long-2 -> e0"]
 
 
-def taught(gate: Gate, took_s: float) -> Gate:
-    """A gate that has seen eight long prefills of so many seconds."""
-    for number in range(8):
-        gate.offer(f"early-{number}", "long")
-        gate.wait(took_s)
-        gate.first_event(f"early-{number}")
-        gate.done(f"early-{number}")
-    return gate
-
-
-def test_a_prefill_that_is_nearly_done_leaves_its_seat_to_the_next() -> None:
-    gate = taught(Gate(), 2.0)
-    gate.offer("long-1", "long")
-    assert gate.offer("long-2", "long") == ["long-2 waits"]
-    assert gate.offer("long-3", "long") == ["long-3 waits"]
-    assert gate.wait(1.599) == []
-    assert gate.wait(0.002) == ["long-2 -> e0"]
-    (engine,) = gate.core.engine_views()
-    assert (gate.prefilling(), engine.prefill_tokens) == ({"long": 1}, 2 * 8192)
-    assert gate.first_event("long-1") == []  # a seat is left once: long-2 has it
-    assert gate.wait(2 * 1.6) == ["long-3 -> e0"]
-
-
-def test_prompts_that_are_nearly_done_are_bounded_by_their_tokens() -> None:
-    gate = taught(Gate(engines={"e0": replace(LIMITS, prefill_tokens=2 * 8192 + 1000)}), 0.5)
-    for number in range(4):
-        gate.offer(f"long-{number}", "long")
-    assert gate.wait(5.0) == ["long-1 -> e0"]
-    assert gate.wait(5.0) == []
-    assert gate.first_event("long-0") == ["long-2 -> e0"]
-
-
 def test_an_unanswered_unary_prefill_ends_when_a_later_stream_answers_on_a_first_come_engine() -> (
     None
 ):

@@ -16,7 +16,6 @@ from gateway.flows import Flow, Group, Ticket
 from gateway.lease import Lease, Obstacle
 from gateway.ledger import EngineLedger
 from gateway.ring import Ring
-from gateway.seats import Seats
 from gateway.topology import Layout
 from gateway.traffic import Traffic
 from tests.gateway.admission_isolation import first_difference
@@ -263,7 +262,7 @@ def the_class_cap_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
     def changed(ledger: EngineLedger) -> None:
         real(ledger)
-        ledger.seats.full = []
+        ledger.full = []
 
     patch.setattr(EngineLedger, "_changed", changed)
 
@@ -271,33 +270,6 @@ def the_class_cap_is_ignored(patch: pytest.MonkeyPatch) -> None:
 @fault("P2 P6")
 def the_prefill_of_an_unstreamed_answer_never_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Traffic, "still_prefilling", lambda _traffic, _lease_id: False)
-
-
-@fault("P6")
-def a_nearly_prefilled_stream_leaves_its_tokens_too(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(EngineLedger, "prefill_due", EngineLedger.prefill_done)
-
-
-@fault("P2 P6")
-def a_nearly_prefilled_stream_keeps_its_seat(patch: pytest.MonkeyPatch) -> None:
-    real = EngineLedger.prefill_due
-
-    def prefill_due(ledger: EngineLedger, lease: Lease) -> None:
-        if not lease.ticket.streamed:
-            real(ledger, lease)
-
-    patch.setattr(EngineLedger, "prefill_due", prefill_due)
-
-
-@fault("P6")
-def a_seat_is_left_twice(patch: pytest.MonkeyPatch) -> None:
-    real = Seats.leave
-
-    def leave(seats: Seats, lease: Lease) -> None:
-        real(seats, lease)
-        lease.seated = lease.ticket.streamed and lease.prefilling
-
-    patch.setattr(Seats, "leave", leave)
 
 
 @fault("P7")
@@ -582,7 +554,7 @@ def a_cap_of_0_is_no_cap(patch: pytest.MonkeyPatch) -> None:
     real = EngineLedger._changed
 
     def changed(ledger: EngineLedger) -> None:
-        ledger.seats.caps = {size: cap for size, cap in ledger.seats.caps.items() if cap}
+        ledger.caps = {size: cap for size, cap in ledger.caps.items() if cap}
         real(ledger)
 
     patch.setattr(EngineLedger, "_changed", changed)
@@ -629,7 +601,7 @@ def one_class_cap_for_all_engines(patch: pytest.MonkeyPatch) -> None:
         if args[0] == "e0":
             shared.clear()
         real(ledger, *args)  # type: ignore[arg-type]
-        ledger.seats.taken = shared
+        ledger.prefilling = shared
 
     patch.setattr(EngineLedger, "__init__", init)
 

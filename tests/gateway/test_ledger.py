@@ -27,7 +27,7 @@ def engine_for(*flows: Flow, limits: EngineLimits = LIMITS) -> EngineLedger:
 
 
 def counters(engine: EngineLedger) -> tuple[object, ...]:
-    seats = {c: n for c, n in engine.seats.taken.items() if n}
+    seats = {c: n for c, n in engine.prefilling.items() if n}
     return (engine.slots_used, engine.prefill_used, engine.kv_used, seats, engine.unused_slots,
             engine.unused_prefill, engine.slots_by_flow, engine.prefill_by_flow)  # fmt: skip
 
@@ -97,59 +97,6 @@ def test_the_class_cap_counts_prefills_and_not_answers() -> None:
     assert engine.obstacle(long, make_ticket(long, 2)) is None
 
 
-def answered(engine: EngineLedger, flow: Flow, times: int, took_s: float) -> None:
-    for number in range(times):
-        lease = engine.take(number, make_ticket(flow, number), 0.0)
-        engine.prefill_done(lease, took_s)
-        engine.release(lease)
-
-
-def test_a_nearly_prefilled_stream_leaves_its_seat_and_keeps_its_tokens() -> None:
-    long = make_flow(LONG)
-    engine = engine_for(long)
-    answered(engine, long, 8, 2.0)
-    lease = engine.take(9, make_ticket(long, 9), 10.0)
-    assert lease.prefill_until_s == pytest.approx(10.0 + 0.8 * 2.0)
-    engine.prefill_due(lease)
-    engine.prefill_due(lease)
-    assert (engine.seats.taken, engine.prefill_used) == ({"long": 0}, 100)
-    assert engine.obstacle(long, make_ticket(long, 10)) is None
-    engine.release(lease)
-    assert (engine.seats.taken, engine.prefill_used) == ({"long": 0}, 0)
-
-
-def test_a_seat_is_kept_until_the_first_token_while_little_is_known() -> None:
-    long = make_flow(LONG)
-    engine = engine_for(long)
-    answered(engine, long, 7, 2.0)
-    assert engine.take(8, make_ticket(long, 8), 10.0).prefill_until_s is None
-
-
-def test_another_epoch_of_an_engine_has_its_own_pace() -> None:
-    long = make_flow(LONG)
-    engine = engine_for(long)
-    answered(engine, long, 8, 2.0)
-    engine.restarted(5.0)
-    assert engine.seats.pace("long") is None
-
-
-def test_prompts_from_the_prefix_cache_do_not_end_the_seats_of_others() -> None:
-    long = make_flow(LONG)
-    engine = engine_for(long)
-    for _ in range(30):
-        answered(engine, long, 2, 0.01)
-        answered(engine, long, 1, 2.0)
-    lease = engine.take(9, make_ticket(long, 9), 10.0)
-    assert lease.prefill_until_s == pytest.approx(10.0 + 0.8 * 2.0)
-
-
-def test_without_a_cap_nobody_leaves_before() -> None:
-    short = make_flow(SHORT)
-    engine = engine_for(short)
-    answered(engine, short, 20, 2.0)
-    assert engine.take(1, make_ticket(short, 1), 0.0).prefill_until_s is None
-
-
 def test_beside_a_hold_only_what_is_reserved_goes() -> None:
     short, long = make_flow(SHORT), make_flow(LONG)
     engine = engine_for(short, long)
@@ -163,7 +110,7 @@ def test_beside_a_hold_only_what_is_reserved_goes() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["take", "prefill", "due", "release", "grow"]), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["take", "prefill", "release", "grow"]), st.integers(0, 9)),
     max_size=60,
 )
 
@@ -186,8 +133,6 @@ def test_everything_that_is_taken_is_given_back(steps: list[tuple[str, int]]) ->
                 engine.prefill_done(lease, float(number))
             elif step == "grow":
                 engine.grow(lease, 5 * which)
-            elif step == "due":
-                engine.prefill_due(lease)
             else:
                 engine.release(leases.pop(which % len(leases)))
         assert engine.slots_used == len(leases)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rates import RecentQuantile, ServiceRate, learnt_prefill_rate, unstreamed_prefill_s
+from gateway.rates import RecentP95, ServiceRate, learnt_prefill_rate, unstreamed_prefill_s
 
 
 def test_a_service_rate_counts_only_time_in_which_somebody_waited() -> None:
@@ -77,7 +77,7 @@ def test_a_recent_rate_outweighs_an_old_one() -> None:
 
 @given(st.lists(st.integers(0, 500), max_size=600))
 def test_the_p95_is_the_nearest_rank_of_the_last_200_once_there_are_59(values: list[int]) -> None:
-    recent = RecentQuantile()
+    recent = RecentP95()
     for value in values:
         recent.add(value)
     last = sorted(values[-200:])
@@ -86,7 +86,7 @@ def test_the_p95_is_the_nearest_rank_of_the_last_200_once_there_are_59(values: l
 
 
 def test_how_many_values_a_p95_needs_can_be_chosen() -> None:
-    recent = RecentQuantile(least=2)
+    recent = RecentP95(least=2)
     recent.add(1.0)
     assert recent.value is None
     recent.add(3.0)
