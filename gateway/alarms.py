@@ -47,13 +47,21 @@ class Row:
         """Ring what is due, and sleep until the next is; the timer rests when there is none."""
         self._timer, now = None, self._loop.time()
         due = [ring for ring, _ in takewhile(lambda one: one[1] <= now, self._due_s.items())]
-        for ring in due:
-            del self._due_s[ring]
-        next_s = next(iter(self._due_s.values()), None)
-        if next_s is not None:
-            self._timer = self._loop.call_later(next_s - now, self._look)
-        for ring in due:
-            ring()
+        try:
+            for ring in due:  # one may discard another
+                if self._due_s.pop(ring, None) is not None:
+                    ring()
+        finally:
+            self._sleep(now)
+
+    def _sleep(self, now: float) -> None:
+        """Until the first is due, whatever was added or has failed in the meantime."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for next_s in self._due_s.values():
+            self._timer = self._loop.call_later(max(0.0, next_s - now), self._look)
+            break
 
 
 class Alarms:

@@ -7,7 +7,7 @@ anonymous memory if transparent huge pages are not off; elsewhere nothing change
 """
 
 import ctypes
-import sys
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,7 +16,7 @@ __all__ = ["collapse", "whole_pages"]
 HUGE_BYTES = 2 << 20
 MAPS = Path("/proc/self/maps")
 # Of the kernel's header file mman-common.h.
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MADV_COLLAPSE = 25
 
 
 def whole_pages(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
@@ -36,20 +36,20 @@ def whole_pages(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
             yield first, length
 
 
-def collapse() -> int:
-    """Put this process's memory into huge pages; returns how many bytes the kernel agreed to.
+def collapse() -> str | None:
+    """Put this process's memory into huge pages; returns why nothing came of it, if nothing did.
 
-    It refuses what was never touched, and where it has no memory in one piece: that stays as it is.
+    The kernel refuses a page that was never touched, and where it has no memory in one piece: those
+    stay as they are.
     """
-    if sys.platform != "linux":
-        return 0
-    madvise = ctypes.CDLL(None).madvise
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        madvise = libc.madvise
+        with MAPS.open(encoding="utf-8", errors="surrogateescape") as maps:
+            spans = list(whole_pages(maps))
+    except (AttributeError, OSError) as error:
+        return f"not on this system: {error}"
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    with MAPS.open(encoding="utf-8") as maps:
-        spans = list(whole_pages(maps))
-    agreed = 0
-    for first, length in spans:
-        madvise(first, length, _MADV_HUGEPAGE)
-        if madvise(first, length, _MADV_COLLAPSE) == 0:
-            agreed += length
-    return agreed
+    pages = [page for first, length in spans for page in range(first, first + length, HUGE_BYTES)]
+    agreed = [madvise(page, HUGE_BYTES, _MADV_COLLAPSE) == 0 for page in pages]
+    return None if any(agreed) else f"refused: {os.strerror(ctypes.get_errno())}"

@@ -168,19 +168,20 @@ class Watch:
 
     def close(self) -> None:
         """Stop watching."""
-        self._first.discard(self._check)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._disarm()
         self._gone.unwatch(self._end)
 
     def heard(self, now_s: float) -> None:
         """The engine has delivered, and the caller has taken it: the idle time starts anew."""
         first, self.quiet_from_s = self.quiet_from_s is None, now_s
         if first and self._timeouts.idle_s < self._timeouts.first_byte_s:
-            self._first.discard(self._check)
-            if self._timer is not None:
-                self._timer.cancel()
+            self._disarm()
             self._check()
+
+    def _disarm(self) -> None:
+        self._first.discard(self._check)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _end(self) -> None:
         self._exchange.abort(Disconnected("ended from outside"))

@@ -176,9 +176,8 @@ class Vllm:
         the others leave.
         """
         own = self._settings
-        devices = [d for of in own.devices[: need.engines] for d in of.split(",")]
-        apart = len(own.devices) >= need.engines and len(set(devices)) == len(devices)
-        waits = []
+        apart = _apart(own.devices, need.engines)
+        waits: list[asyncio.Future[None]] = []
         try:
             for n, log in enumerate(logs):
                 process = await stack.enter_async_context(self._engine(need, n, log))
@@ -216,3 +215,10 @@ class Vllm:
             confirmed, versions = await confirmed_at(urls, need, logs), await versions_of(urls)
             facts = {**confirmed.facts, **versions, **model_facts(own.model)}
             yield Standing(endpoint, self._identity(versions), confirmed, facts)
+
+
+def _apart(devices: Sequence[str], engines: int) -> bool:
+    """Whether each engine is known to have devices that no other has."""
+    named = [name.strip() for of in devices[:engines] for name in of.split(",")]
+    alike = len({name.isdecimal() for name in named}) == 1  # a number and a UUID may be one device
+    return len(devices) >= engines and alike and len(set(named)) == len(named)

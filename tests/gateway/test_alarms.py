@@ -1,4 +1,5 @@
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -42,25 +43,42 @@ async def test_a_row_that_emptied_rings_again_for_what_comes_then() -> None:
     assert len(rung) == 2
 
 
-async def test_what_rings_may_end_another_and_begin_one() -> None:
+async def test_what_rings_may_end_another_that_is_due_as_well() -> None:
     row, rung = Alarms(asyncio.get_running_loop()).row(0.01), []
-
-    def late() -> None:
-        rung.append("late")
 
     def early() -> None:
         rung.append("early")
         row.discard(late)
-        row.add(later)
 
-    def later() -> None:
-        rung.append("later")
+    def late() -> None:
+        rung.append("late")
 
     row.add(early)
-    await asyncio.sleep(0.005)
     row.add(late)
-    await eventually(lambda: "later" in rung)
-    assert rung in (["early", "later"], ["early", "late", "later"])
+    time.sleep(0.02)  # noqa: ASYNC251 - both are due at the loop's next look
+    row.add(lambda: rung.append("last"))
+    await eventually(lambda: "last" in rung)
+    assert rung == ["early", "last"]
+
+
+async def test_what_is_begun_by_a_ring_does_not_put_off_what_waits() -> None:
+    loop = asyncio.get_running_loop()
+    row, rung = Alarms(loop).row(0.2), []
+    row.add(lambda: row.add(lambda: rung.append("begun")))
+    await asyncio.sleep(0.1)
+    row.add(lambda: rung.append("waited"))
+    await eventually(lambda: len(rung) == 2)
+    assert rung == ["waited", "begun"]
+
+
+async def test_what_fails_is_told_to_the_loop_and_the_others_ring() -> None:
+    loop = asyncio.get_running_loop()
+    row, rung, told = Alarms(loop).row(0.01), [], []
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    row.add(lambda: 1 // 0)
+    row.add(lambda: rung.append("next"))
+    await eventually(lambda: bool(rung))
+    assert [type(error) for error in told] == [ZeroDivisionError]
 
 
 async def test_delays_have_rows_of_their_own_which_are_found_again() -> None:

@@ -116,7 +116,7 @@ async def test_engines_with_devices_of_their_own_start_together(tmp_path):
         assert len(standing.endpoint.engine_urls) == 2
 
 
-@pytest.mark.parametrize("devices", [[], ["0"], ["0", "0"], ["0,1", "1"]])
+@pytest.mark.parametrize("devices", [[], ["0"], ["0", "0"], ["0, 1", "1"], ["0", "GPU-1"]])
 async def test_engines_that_share_a_device_start_one_after_another(tmp_path, devices):
     (waits := tmp_path / "waits").mkdir()
     own = launcher(devices=devices, environment={"FAKE_WAITS": str(waits)}, ready_s=1.0)
