@@ -146,6 +146,7 @@ class Setting:
         assert result.committed == (self.caller.status is not None)
         assert self.marks.ended_s is not None
         assert not self.gone._watchers
+        assert not len(self.client.alarms.row(min(limits.first_byte_s, limits.total_s)))
         return result
 
 
