@@ -109,7 +109,8 @@ async def _serve_routes(
     # would stop the loop for some 20 ms each time; and in huge pages it is found again faster.
     gc.collect()
     gc.freeze()
-    journal.event("huge_pages", refused=collapse())
+    if (reason := collapse()) is not None:
+        journal.event("no_huge_pages", reason=reason)
     sys.setswitchinterval(SWITCH_S)
     signals = _signals()
     fleet, identity = gateway.parts.fleet, gateway.parts.identity
