@@ -160,7 +160,7 @@ async def test_what_cannot_start_within_its_target_is_refused_once_the_rate_is_k
     many = 6
     async with tight.expect(completed=many, predicted_wait=1), asyncio.TaskGroup() as group:
         asks = [
-            group.create_task(tight.ask(chat(max_tokens=100, n=2), key="predicts"))
+            group.create_task(tight.ask(chat(max_tokens=300, n=2), key="predicts"))
             for _ in range(many)
         ]
         await eventually(lambda: deep(tight, many - 1))  # all came before any rate was known

@@ -19,9 +19,9 @@ from tests.loadgen.tiny import frozen, shortened
 READY = re.compile(r"engine ready http://127\.0\.0\.1:(\d+)")
 
 
-def planned(tmp_path):
-    """One start, two runs; without a warm-up, which a busy machine may draw out for long."""
-    return shortened(frozen(tmp_path / "p"), tmp_path / "s", starts=1, warmup_prompts={})
+def planned(tmp_path, starts=1):
+    """Two runs of each start; without a warm-up, which a busy machine may draw out for long."""
+    return shortened(frozen(tmp_path / "p"), tmp_path / "s", starts=starts, warmup_prompts={})
 
 
 def bench(folder, *more):
@@ -101,7 +101,7 @@ def test_a_bench_killed_at_any_moment_loses_at_most_the_run_in_flight(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ctrl_c_stops_everything_and_says_how_to_go_on(tmp_path):
-    folder, plan = planned(tmp_path)
+    folder, plan = planned(tmp_path, starts=3)  # more than ends while this process waits its turn
     process = bench(folder)
     assert read_until(process, lambda event: event["event"] == "row")
     process.send_signal(signal.SIGINT)
