@@ -73,8 +73,6 @@ class Admission:
         self.groups = self._layout.groups
         self.flows = self._layout.flows
         self._rates = PrincipalRates()
-        # True: ``next_wakeup`` is not before that time; asked after each event. False: ask it.
-        self.idle_until = self._traffic.idle_until
 
     # -- a request's life ------------------------------------------------------------------
 
@@ -206,6 +204,10 @@ class Admission:
     def next_wakeup(self, now: float) -> float | None:
         """When ``tick`` has something to do, if nothing else happens before."""
         return self._traffic.next_wakeup(now)
+
+    def idle_until(self, at_s: float, now: float) -> bool:
+        """True: ``next_wakeup`` is not before ``at_s``; costs less. False: ask it."""
+        return self._traffic.idle_until(at_s, now)
 
     # -- configuration and health ----------------------------------------------------------
 

@@ -18,7 +18,7 @@ from hashlib import sha256
 from gateway.domain import Outcome, Principal, Refused, Surface
 from gateway.sent import Sent
 
-__all__ = ["KeyEntry", "Keyring", "by_key", "credential", "new_key"]
+__all__ = ["KeyEntry", "Keyring", "by_key", "credential", "new_key", "presented"]
 
 MIN_SECRET_BYTES = 16
 _MAX_KEY_CHARS = 256
@@ -70,6 +70,24 @@ def by_key(key: str, keyring: Keyring) -> Principal:
     return entry.principal(key_id)
 
 
+def presented(sent: Sent) -> tuple[bytes, bytes]:
+    """The one header of a request that holds a credential: its name and value.
+
+    Raises:
+        Refused: ``unauthenticated``; there is none, or more than one.
+    """
+    bearer, other = b"authorization" in sent, b"x-api-key" in sent
+    if not (bearer or other):
+        raise Refused(
+            Outcome.UNAUTHENTICATED, "An API key is needed: send 'Authorization: Bearer <key>'."
+        )
+    name = b"authorization" if bearer else b"x-api-key"
+    value = sent[name]
+    if value is None or (bearer and other):
+        raise Refused(Outcome.UNAUTHENTICATED, "More than one credential was sent.")
+    return name, value
+
+
 def credential(sent: Sent) -> tuple[str, bool]:
     """The one credential of a request, and whether it may be a token.
 
@@ -78,16 +96,9 @@ def credential(sent: Sent) -> tuple[str, bool]:
     Raises:
         Refused: ``unauthenticated``; none was sent, or several.
     """
-    bearer, other = b"authorization" in sent, b"x-api-key" in sent
-    if not (bearer or other):
-        raise Refused(
-            Outcome.UNAUTHENTICATED, "An API key is needed: send 'Authorization: Bearer <key>'."
-        )
-    value = sent[b"authorization" if bearer else b"x-api-key"]
-    if value is None or (bearer and other):
-        raise Refused(Outcome.UNAUTHENTICATED, "More than one credential was sent.")
+    name, value = presented(sent)
     text = value.strip().decode("latin-1")
-    if not bearer:
+    if name == b"x-api-key":
         return text, False
     scheme, _, key = text.partition(" ")
     if scheme.lower() != "bearer":

@@ -48,10 +48,7 @@ async def read_body(
     """
     whole = None if take is None else take()
     if whole is not None:
-        if len(whole) > limit_bytes:
-            raise _too_large(limit_bytes)
-        if on_bytes is not None:
-            on_bytes(len(whole))
+        _admit(len(whole), len(whole), limit_bytes, on_bytes)
         return whole
     reading = Started(_read_parts(receive, limit_bytes, on_bytes))
     if reading.value is not None:  # it was there: no timer
@@ -76,18 +73,20 @@ async def _read_parts(
             raise ClientGone
         part: bytes = message.get("body", b"")
         size += len(part)
-        if size > limit_bytes:
-            raise _too_large(limit_bytes)
-        if on_bytes is not None:
-            on_bytes(len(part))
+        _admit(len(part), size, limit_bytes, on_bytes)
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _too_large(limit_bytes: int) -> Refused:
-    message = f"The request body is larger than {limit_bytes} bytes."
-    return Refused(Outcome.BODY_TOO_LARGE, message)
+def _admit(
+    more_bytes: int, size_bytes: int, limit_bytes: int, on_bytes: Callable[[int], None] | None
+) -> None:
+    if size_bytes > limit_bytes:
+        message = f"The request body is larger than {limit_bytes} bytes."
+        raise Refused(Outcome.BODY_TOO_LARGE, message)
+    if on_bytes is not None:
+        on_bytes(more_bytes)
 
 
 def caller_ending(scope: Message) -> Ending:

@@ -5,6 +5,7 @@ Pure: no I/O, no clock.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import orjson
 
@@ -52,10 +53,16 @@ class Finished:
     detail: str | None = None
 
 
+_AS_IT_IS = (
+    "trace_id", "key_id", "surface", "model", "size_class", "service_class", "arm", "pool",
+    "engine", "stream", "prompt_tokens", "engine_prompt_tokens", "completion_tokens",
+)  # fmt: skip
+_VALUES = attrgetter(*_AS_IT_IS)
+
+
 def log_line(finished: Finished) -> bytes:
     """One JSON line for a finished request: words, counts and milliseconds, and no content."""
     row = CONTRACT[finished.outcome]
-    # What it did not come to is not said. To say all and take that out again costs twice as much.
     line: dict[str, object] = {
         "event": "request",
         "outcome": str(finished.outcome),  # half the time of its ``value``
@@ -64,8 +71,8 @@ def log_line(finished: Finished) -> bytes:
     }
     if line["status"] is None:
         del line["status"]
-    _say_who(line, finished)
-    _say_where(line, finished)
+    known = zip(_AS_IT_IS, _VALUES(finished), strict=True)
+    line |= {name: value for name, value in known if value is not None}
     _say_how_long(line, finished)
     line["retries"] = int(finished.retry_reason is not None)
     if finished.retry_reason is not None:
@@ -73,37 +80,6 @@ def log_line(finished: Finished) -> bytes:
     if finished.detail is not None:
         line["detail"] = finished.detail
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _say_who(line: dict[str, object], finished: Finished) -> None:
-    if finished.trace_id is not None:
-        line["trace_id"] = finished.trace_id
-    if finished.key_id is not None:
-        line["key_id"] = finished.key_id
-    if finished.surface is not None:
-        line["surface"] = finished.surface
-    if finished.model is not None:
-        line["model"] = finished.model
-    if finished.size_class is not None:
-        line["size_class"] = finished.size_class
-    if finished.service_class is not None:
-        line["service_class"] = finished.service_class
-
-
-def _say_where(line: dict[str, object], finished: Finished) -> None:
-    if finished.arm is not None:
-        line["arm"] = finished.arm
-    if finished.pool is not None:
-        line["pool"] = finished.pool
-    if finished.engine is not None:
-        line["engine"] = finished.engine
-    line["stream"] = finished.stream
-    if finished.prompt_tokens is not None:
-        line["prompt_tokens"] = finished.prompt_tokens
-    if finished.engine_prompt_tokens is not None:
-        line["engine_prompt_tokens"] = finished.engine_prompt_tokens
-    if finished.completion_tokens is not None:
-        line["completion_tokens"] = finished.completion_tokens
 
 
 def _say_how_long(line: dict[str, object], finished: Finished) -> None:

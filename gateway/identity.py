@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 
-from gateway.auth import Keyring, by_key, credential
+from gateway.auth import Keyring, by_key, credential, presented
 from gateway.domain import Outcome, Principal, Refused
 from gateway.issuers import Keeper, KeeperView, OnEvent
 from gateway.keysets import KeySet
@@ -107,18 +107,17 @@ class Identity:
                 credential.
             NeedsKeySet: the token's issuer may have a key set that decides; see ``principal``.
         """
-        digest = _digest(sent)
-        known = None if digest is None else self._known.get(digest)
+        digest = blake2b(b"".join(presented(sent))).digest()
+        known = self._known.get(digest)
         if known is not None:
             return known
         text, may_be_token = credential(sent)
         if may_be_token and self._rules:
             return self._by_token(text)
         principal = by_key(text, self.keyring)
-        if digest is not None:
-            if len(self._known) >= MAX_REMEMBERED:  # a header can say one key in many ways
-                self._known.clear()
-            self._known[digest] = principal
+        if len(self._known) >= MAX_REMEMBERED:  # a header can say one key in many ways
+            self._known.clear()
+        self._known[digest] = principal
         return principal
 
     async def principal(self, sent: Sent) -> Principal:
@@ -189,13 +188,3 @@ class Identity:
     async def _dismiss(self) -> None:
         while self._leaving:
             await self._leaving.pop().close()
-
-
-def _digest(sent: Sent) -> bytes | None:
-    """Of the one header with a credential, and its name; ``None`` where there is not just one."""
-    bearer = b"authorization" in sent
-    if bearer == (b"x-api-key" in sent):
-        return None
-    name = b"authorization" if bearer else b"x-api-key"
-    value = sent[name]
-    return None if value is None else blake2b(name + value).digest()
