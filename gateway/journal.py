@@ -7,6 +7,7 @@ and the count is written as a line of its own.
 
 import threading
 from collections import deque
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from time import time_ns
 from traceback import extract_tb
@@ -18,6 +19,8 @@ __all__ = ["Journal"]
 
 EVERY_S = 0.1
 CLOSE_S = 2.0
+
+Line = bytes | Callable[[], bytes]
 
 
 class Journal:
@@ -31,41 +34,38 @@ class Journal:
     def __init__(self, file: BinaryIO, max_lines: int = 10_000) -> None:
         self._file = file
         self._max_lines = max_lines
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[tuple[int, Line]] = deque()
         self._dropped = 0
         self._second, self._text = -1, b""
         self._some, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    def line(self, line: bytes) -> None:
-        """Write one JSON object and line soon, with its time, or count it as dropped."""
+    def line(self, line: Line) -> None:
+        """Write one JSON object and line soon, with the time of now, or count it as dropped.
+
+        Args:
+            line: the line, or what makes it, in the thread: to make those that have gathered one
+                after another costs half of making each between other work. What fails to make
+                one is written as a fault.
+        """
         if len(self._lines) < self._max_lines:
-            self._lines.append(b'{"at":"%b",%b' % (self._now(), line[1:]))
+            self._lines.append((time_ns(), line))
             if not self._some.is_set():
                 self._some.set()
         else:
             self._dropped += 1
 
-    def _now(self) -> bytes:
-        """The wall time to a millisecond, put together anew once a second."""
-        second, of_second = divmod(time_ns(), 1_000_000_000)
-        if second != self._second:
-            self._second = second
-            self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
-        return b"%b.%03d+00:00" % (self._text, of_second // 1_000_000)
-
     def event(self, event: str, **facts: object) -> None:
         """Write a change of state as one JSON line."""
-        self.line(orjson.dumps({"event": event, **facts}, option=orjson.OPT_APPEND_NEWLINE))
+        self.line(_event(event, facts))
 
     def fault(self, error: Exception, **facts: object) -> None:
         """Write where the program broke and on what kind of error, but not its message.
 
         The message may quote a caller.
         """
-        where = [f"{f.filename}:{f.lineno} {f.name}" for f in extract_tb(error.__traceback__)]
-        self.event("internal_error", **facts, error=type(error).__name__, trace=where)
+        self.line(_fault(error, facts))
 
     def close(self) -> None:
         """Write what waits and stop; a reader that does not read is not waited for."""
@@ -81,11 +81,10 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
-        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        lines = [self._dated(*self._lines.popleft()) for _ in range(len(self._lines))]
         count, dropped, self._dropped = len(lines), self._dropped, 0
         if dropped:
-            lost = {"event": "log_lines_dropped", "count": dropped}
-            lines.append(orjson.dumps(lost, option=orjson.OPT_APPEND_NEWLINE))
+            lines.append(_event("log_lines_dropped", {"count": dropped}))
         if not lines:
             return
         try:
@@ -94,3 +93,24 @@ class Journal:
         except OSError:  # a full disk or a reader that left: told as soon as writing works again
             self._dropped += count + dropped
             self._some.set()
+
+    def _dated(self, at_ns: int, line: Line) -> bytes:
+        """The line with its wall time to a millisecond, which is put together once a second."""
+        second, of_second = divmod(at_ns, 1_000_000_000)
+        if second != self._second:
+            self._second = second
+            self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
+        try:
+            said = line if isinstance(line, bytes) else line()
+        except Exception as error:  # one line's fault must not end the thread that writes them all
+            said = _fault(error, {})
+        return b'{"at":"%b.%03d+00:00",%b' % (self._text, of_second // 1_000_000, said[1:])
+
+
+def _event(event: str, facts: Mapping[str, object]) -> bytes:
+    return orjson.dumps({"event": event, **facts}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _fault(error: Exception, facts: Mapping[str, object]) -> bytes:
+    where = [f"{f.filename}:{f.lineno} {f.name}" for f in extract_tb(error.__traceback__)]
+    return _event("internal_error", {**facts, "error": type(error).__name__, "trace": where})

@@ -1,7 +1,7 @@
 import io
 import json
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from gateway.journal import Journal
 
@@ -22,6 +22,44 @@ def test_lines_are_written_in_order_and_events_are_json():
         {"event": "request"},
         {"event": "engine_down", "engine": "http://127.0.0.1:1", "reason": "refused"},
     ]
+
+
+def test_a_line_is_made_in_the_thread_and_dated_when_it_was_given():
+    file, made_in = StuckFile(), []
+    journal = Journal(file)
+    journal.line(b'{"n":0}\n')
+    assert file.entered.wait(10)
+
+    def make() -> bytes:
+        made_in.append(threading.current_thread().name)
+        return b'{"n":1}\n'
+
+    before = datetime.now(UTC)
+    journal.line(make)
+    after = datetime.now(UTC)
+    assert not made_in
+    file.released.set()
+    journal.close()
+    assert made_in == ["journal"]
+    at = datetime.fromisoformat(json.loads(file.getvalue().splitlines()[1])["at"])
+    assert before - timedelta(milliseconds=1) <= at <= after
+
+
+def test_a_line_that_cannot_be_made_is_a_fault_without_its_message_and_costs_no_other():
+    def fail() -> bytes:
+        raise ValueError("what a caller said")
+
+    file = io.BytesIO()
+    journal = Journal(file)
+    journal.line(b'{"n":0}\n')
+    journal.line(fail)
+    journal.line(b'{"n":1}\n')
+    journal.close()
+    assert b"caller said" not in file.getvalue()
+    first, fault, last = (json.loads(line) for line in file.getvalue().splitlines())
+    assert (first["n"], last["n"]) == (0, 1)
+    assert (fault["event"], fault["error"]) == ("internal_error", "ValueError")
+    assert fault["trace"][-1].endswith(" fail")
 
 
 class StuckFile(io.BytesIO):
