@@ -130,7 +130,7 @@ class Gateway:
         try:
             if surface is _COUNT_TOKENS:
                 body = await self._body(setup, visit, held, scope, receive)
-                reply = counted_answer(await count_only(setup, visit, body))
+                reply = counted_answer(await count_only(setup, visit, principal, surface, body))
                 visit.outcome = Outcome.COMPLETED
                 await self._send(visit, reply, send)
                 return
@@ -138,6 +138,8 @@ class Gateway:
             request = await understand(
                 setup,
                 visit,
+                principal,
+                surface,
                 await self._body(setup, visit, held, scope, receive),
                 self.parts.observer,
             )

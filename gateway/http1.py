@@ -76,6 +76,10 @@ class TimedOut(WireError):
     """A time limit of the exchange passed."""
 
 
+# Up to here a copy costs less than a write of two parts.
+MAX_JOINED_BYTES = 16 * 1024
+
+
 @lru_cache(maxsize=4096)
 def _size_line(nbytes: int) -> bytes:
     """The size line of the one plain chunk that is ``nbytes`` long with it; empty if none is."""
@@ -207,10 +211,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             self._receiver = None
             receiver.fail(Disconnected("the connection closed while it was idle"))
-        elif body:
+        elif len(body) > MAX_JOINED_BYTES:
             self._transport.writelines((head, body))
         else:
-            self._transport.write(head)
+            self._transport.write(head + body)
 
     def drop(self) -> None:
         """Close at once, whatever is unsent or unread."""

@@ -85,14 +85,9 @@ class Countable(NamedTuple):
     method: str | None = None
 
     @property
-    def prompts(self) -> int:
-        """How many prompts the request holds."""
-        return len(self.texts) + len(self.given_tokens)
-
-    @property
     def slots(self) -> int:
         """How many sequences the engine will run for it."""
-        return self.n * self.prompts
+        return self.n * (len(self.texts) + len(self.given_tokens))
 
 
 def requested_model(body: Mapping[str, Any]) -> str:

@@ -48,25 +48,28 @@ def read(raw: bytes, surface: Surface, content_type: bytes) -> dict[str, Any]:
     return sanitize.clean_body(raw)
 
 
-async def count_only(setup: Setup, visit: Visit, body: dict[str, Any]) -> int:
+async def count_only(
+    setup: Setup, visit: Visit, principal: Principal, surface: Surface, body: dict[str, Any]
+) -> int:
     """The exact token count of a prompt that no engine is to get; raises as ``understand``."""
-    principal, surface = _known(visit)
     _model(setup, visit, principal, body)
     await setup.counting.classify(visit, principal, surface, body)
     return visit.prompt_tokens or 0
 
 
 async def understand(
-    setup: Setup, visit: Visit, body: dict[str, Any], observer: Observer
+    setup: Setup,
+    visit: Visit,
+    principal: Principal,
+    surface: Surface,
+    body: dict[str, Any],
+    observer: Observer,
 ) -> Request:
-    """Find the model, count the prompt exactly, name the flow.
-
-    ``visit`` has its principal and surface; what is found out is noted there.
+    """Find the model, count the prompt exactly, name the flow; ``visit`` is told what is found.
 
     Raises:
         Refused: for whatever makes the request one that no engine gets.
     """
-    principal, surface = _known(visit)
     model = _model(setup, visit, principal, body)
     asked = await setup.counting.classify(visit, principal, surface, body)
     visit.classified_s = visit.marks.clock()
@@ -115,9 +118,3 @@ def _onward(
     if SURFACES[surface].body is _MULTIPART:
         return multipart.write_form(body, {"model": engine_model})
     return b"application/json", sanitize.stamp(body, priority, engine_model, surface)
-
-
-def _known(visit: Visit) -> tuple[Principal, Surface]:
-    if visit.principal is None or visit.surface is None:
-        raise TypeError("a request is understood after it was authenticated")
-    return visit.principal, visit.surface

@@ -1,6 +1,7 @@
 """Callers who are slow, half-close, or leave, in each phase of a request: nothing stays behind."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -285,7 +286,8 @@ async def test_a_head_a_byte_at_a_time_is_cut_off_and_a_flood_of_headers_refused
     async with connected(pair) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nx: ")
         dripping = asyncio.ensure_future(_drip(writer, b"y"))
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        with contextlib.suppress(ConnectionResetError):  # a byte was on its way: cut off as well
+            assert await asyncio.wait_for(reader.read(), 5) == b""
         dripping.cancel()
     flood = b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x-a: b\r\n" * 2000
     reply = await ask(pair.url, flood)

@@ -45,7 +45,10 @@ async def test_the_experiment_tells_the_two_policies_apart(
     engine: tuple[str, EngineProcess],
 ) -> None:
     policy, running = engine
-    report = await probe_priority(running.url, "simulated")
+    for _ in range(5):  # on a busy machine an experiment may end without a result, and says so
+        report = await probe_priority(running.url, "simulated")
+        if report.honoured is not None:
+            break
     assert report.honoured is (policy == "priority"), report
     assert report.verdict == (
         "priority honoured" if policy == "priority" else "not honoured (fcfs)"
