@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["collapse", "whole_pages"]
 
 HUGE_BYTES = 2 << 20
-MAPS = Path("/proc/self/maps")
+MAPS, SUMS = Path("/proc/self/maps"), Path("/proc/self/smaps_rollup")
 # Of the kernel's header file mman-common.h.
 _MADV_COLLAPSE = 25
 
@@ -39,17 +39,26 @@ def whole_pages(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
 def collapse() -> str | None:
     """Put this process's memory into huge pages; returns why nothing came of it, if nothing did.
 
-    The kernel refuses a page that was never touched, and where it has no memory in one piece: those
-    stay as they are.
+    The kernel passes over a page that was never touched, and one for which it has no memory in one
+    piece: those stay as they are.
     """
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         madvise = libc.madvise
         with MAPS.open(encoding="utf-8", errors="surrogateescape") as maps:
             spans = list(whole_pages(maps))
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        # A whole span in one call: each makes the kernel gather pages from all processors first.
+        # It tells of a failure if one page of the span stays as it is.
+        for first, length in spans:
+            madvise(first, length, _MADV_COLLAPSE)
+        refused = f"refused: {os.strerror(ctypes.get_errno())}"
+        return None if _in_huge_pages(SUMS.read_text()) else refused
     except (AttributeError, OSError) as error:
         return f"not on this system: {error}"
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    pages = [page for first, length in spans for page in range(first, first + length, HUGE_BYTES)]
-    agreed = [madvise(page, HUGE_BYTES, _MADV_COLLAPSE) == 0 for page in pages]
-    return None if any(agreed) else f"refused: {os.strerror(ctypes.get_errno())}"
+
+
+def _in_huge_pages(sums: str) -> bool:
+    return any(
+        line.startswith("AnonHugePages:") and int(line.split()[1]) for line in sums.splitlines()
+    )
