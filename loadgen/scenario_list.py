@@ -60,7 +60,7 @@ def _decode_pressure(_: int) -> Scenario:
     return Scenario(
         "decode-pressure",
         "more long answers at once than the engines have seats",
-        tuple(_every(0.0, 0.005, 72, Call(0, SHORT, 96, "interactive", "work"))),
+        tuple(_every(0.0, 0.005, 72, Call(0, SHORT, 256, "interactive", "work"))),
         ("all_ok", "seats_full"),
         {"engine.*.slots": 24},
     )
