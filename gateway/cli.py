@@ -110,7 +110,8 @@ def _predict(trace: Sequence[Any], way: Any) -> Mapping[str, Mapping[str, float]
 
 def _gate_for(wish: Any) -> "VirtualGate[Any, Any]":
     """The gate of a planned run, for the bench's virtual time: a ``virtual_sweep.GateWish``."""
-    from gateway.quickstart import EngineFacts, Wish  # noqa: PLC0415
+    from gateway.quickstart import EngineFacts, Supported, Wish  # noqa: PLC0415
+    from gateway.up_cli import supported_in  # noqa: PLC0415
 
     shorts = [pool["engines"] for pool in wish.pools if "short" in pool["classes"]]
     isolated = len(wish.pools) > 1
@@ -122,7 +123,8 @@ def _gate_for(wish: Any) -> "VirtualGate[Any, Any]":
         policy=wish.args.get("scheduling_policy", known.policy),
     )
     short_engines = shorts[0] if isolated else None
-    asked = Wish(wish.admission, isolated, short_engines=short_engines)
+    supported = Supported() if wish.limits is None else supported_in(wish.limits)
+    asked = Wish(wish.admission, isolated, short_engines=short_engines, supported=supported)
     return _gate(asked, wish.engines, facts)
 
 

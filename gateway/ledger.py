@@ -280,29 +280,22 @@ class EngineLedger:
     def _charge(self, flow: Flow, slots: int, tokens: int) -> None:
         self.slots_used += slots
         self.prefill_used += tokens
-        if slots:
-            held = self.slots_by_flow.get(flow, 0) + slots
-            if held:
-                self.slots_by_flow[flow] = held
-            else:  # what has nothing is not kept
-                del self.slots_by_flow[flow]
-        if tokens:
-            held = self.prefill_by_flow.get(flow, 0) + tokens
-            if held:
-                self.prefill_by_flow[flow] = held
-            else:
-                del self.prefill_by_flow[flow]
+        held = self.slots_by_flow.get(flow, 0) + slots, self.prefill_by_flow.get(flow, 0) + tokens
+        self.slots_by_flow[flow], self.prefill_by_flow[flow] = held
+        if not held[0]:  # what has nothing is not kept
+            del self.slots_by_flow[flow]
+        if not held[1]:
+            del self.prefill_by_flow[flow]
         if flow in self._spare:
             self._note_spare(flow)
 
     def _note_spare(self, flow: Flow) -> None:
-        slots, tokens = self.reserved[flow]
-        slots -= self.slots_by_flow.get(flow, 0)
-        tokens -= self.prefill_by_flow.get(flow, 0)
-        before = self._spare.get(flow, _NOTHING)
-        spare = self._spare[flow] = (max(0, slots), max(0, tokens))
-        self.unused_slots += spare[0] - before[0]
-        self.unused_prefill += spare[1] - before[1]
+        before, (slots, tokens) = self._spare.get(flow, _NOTHING), self.reserved[flow]
+        slots = max(0, slots - self.slots_by_flow.get(flow, 0))
+        tokens = max(0, tokens - self.prefill_by_flow.get(flow, 0))
+        self._spare[flow] = slots, tokens
+        self.unused_slots += slots - before[0]
+        self.unused_prefill += tokens - before[1]
 
     def _end_older_unary(self, streamed: Lease) -> None:
         """On a first-come engine, whatever was sent before a request that answers is prefilled."""

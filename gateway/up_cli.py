@@ -19,7 +19,7 @@ from gateway.files import PACKAGE, resolve
 from gateway.quickstart import EngineFacts, Supported, Wish, supported_from
 from gateway.up import Engine, UpError, curl_lines, stay_up
 
-__all__ = ["Simulated", "add_up_verb"]
+__all__ = ["Simulated", "add_up_verb", "supported_in"]
 
 HERE = Path("gateway.toml")  # what is given on the command line is relative to this folder
 MAX_TIME_SCALE = 1000.0
@@ -51,13 +51,22 @@ def _supported(path: Path | None, policy: str | None) -> Supported:
     known = {} if policy is None else {"policy": policy}
     if path is None:
         return Supported(known)
+    found = supported_in(path)
+    return replace(found, limits={**found.limits, **known})
+
+
+def supported_in(path: Path) -> Supported:
+    """What a file of limits says.
+
+    Raises:
+        UsageError: it can't be read, or holds something else than ``bench limits`` prints.
+    """
     try:
-        found = supported_from(path.read_text())
-        return replace(found, limits={**found.limits, **known})
+        return supported_from(path.read_text())
     except OSError as error:
-        raise UsageError(f"--limits {path}: cannot be read ({error.strerror})") from error
+        raise UsageError(f"limits {path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise UsageError(f"--limits {path}: {error}") from error
+        raise UsageError(f"limits {path}: {error}") from error
 
 
 def _check_wish(args: argparse.Namespace) -> None:

@@ -30,7 +30,7 @@ from loadgen.run_cli import add_run_verbs
 from loadgen.start_files import uncovered_starts
 from loadgen.study_cli import add_study_verbs
 from loadgen.sweep_cli import add_sweep_verbs
-from loadgen.tables import verdict_line
+from loadgen.sweep_tables import conclusion_lines
 from loadgen.trace import KINDS, TraceSpec, build_trace, encode_trace, trace_manifest
 from loadgen.verb import Args, add_verb, say
 
@@ -102,7 +102,8 @@ def _decide(args: Args, console: Console) -> int:
     if args.json:
         console.file.write(orjson.dumps(decision).decode() + "\n")
     else:
-        say(console, verdict_line(decision), *decision["reasons"], *decision.get("more_rounds", ()))
+        analysis = read_json(args.folder / "analysis.json")
+        say(console, *conclusion_lines(analysis, decision))
     return 1 if decision["verdict"] == "invalid" else 0
 
 

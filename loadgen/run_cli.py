@@ -29,8 +29,8 @@ from loadgen.stack import Endpoint
 from loadgen.staging import finished
 from loadgen.sweep import conduct_sweep
 from loadgen.sweep_file import read_sweep
+from loadgen.sweep_tables import conclusion_lines
 from loadgen.sweep_view import JsonView, SweepView
-from loadgen.tables import verdict_line
 from loadgen.verb import Args, add_verb, say, time_scale
 
 __all__ = ["add_run_verbs"]
@@ -142,10 +142,10 @@ def _all(args: Args, console: Console) -> int:
     quiet = Console(stderr=True) if args.json else console
     plan = _planned(args, quiet)
     status = _sweep(args.out, plan["runs"], args, console)
-    _, decision = conclude(args.out)
+    concluded = conclude(args.out)
     report = write_report(args.out)
-    say(quiet, verdict_line(decision), *decision["reasons"], f"report: {report}")
-    return 1 if decision["verdict"] == "invalid" else status
+    say(quiet, *conclusion_lines(*concluded), f"report: {report}")
+    return 1 if concluded[1]["verdict"] == "invalid" else status
 
 
 def _capture(args: Args, console: Console) -> int:

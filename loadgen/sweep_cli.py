@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from loadgen.sweep_file import read_sweep
 from loadgen.sweep_plan import effort
 from loadgen.verb import Args, add_verb, say, time_scale
 from loadgen.virtual_compare import compare_lines
-from loadgen.virtual_sweep import named_trace, simulate_plan
+from loadgen.virtual_sweep import WhatIf, named_trace, simulate_plan
 
 __all__ = ["add_sweep_verbs"]
 
@@ -112,7 +113,9 @@ def _simulate(args: Args, console: Console) -> int:
         return 0
     policy_for = getattr(args, "policy_for", None)
     with unpacked(folder) as planned:
-        runs = simulate_plan(planned, out, _cost(args), policy_for, time_scale=args.time_scale)
+        watch = partial(Stages(Console(stderr=True), time.monotonic), "runs in virtual time")
+        given = WhatIf(args.time_scale, args.limits)
+        runs = simulate_plan(planned, out, _cost(args), policy_for, watch, given)
     took_s = time.monotonic() - began_s
     say(console, f"{out}: {len(runs)} runs in virtual time, {took_s:.1f} s")
     return 0
@@ -184,6 +187,8 @@ def _add_simulate(verbs: Any) -> None:
     parser.add_argument("--compare", type=Path, metavar="MEASURED", help=said)
     said = "of the real run that this is held against: the servers' own work is not scaled (1)"
     parser.add_argument("--time-scale", type=time_scale, default=1.0, metavar="N", help=said)
+    said = "what if: admission limits as `bench limits` prints them, in place of the plan's"
+    parser.add_argument("--limits", type=Path, metavar="FILE", help=said)
     _add_step_model(parser)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadgen.page import Cell
-from loadgen.tables import cell
+from loadgen.tables import cell, verdict_line
 from loadgen.words import measure_words, p_words
 
 __all__ = [
@@ -231,6 +231,24 @@ def guard_rows(analysis: Json) -> list[Row]:
             word = measure_words(key, analysis["class_order"])
             found.append((row["cell_id"], word, *told, limit, held))
     return found
+
+
+def conclusion_lines(analysis: Json, decision: Json) -> list[str]:
+    """Return the verdict, its reasons, and the price of what is superior, for a terminal."""
+    verdict = verdict_line(decision, virtual=analysis.get("virtual", False))
+    broken = _broken_guards(analysis) if "comparisons" in analysis else []
+    return [verdict, *decision["reasons"], *broken, *decision.get("more_rounds", ())]
+
+
+def _broken_guards(analysis: Json) -> list[str]:
+    """A line per candidate that is superior in something and guardrail that it breaks."""
+    superior = {row["cell_id"] for row in analysis["comparisons"] if row["superior"]}
+    return [
+        f"{unit} against {analysis['base']}: "
+        f"{word} {value}{'' if bound == value else f', bound {bound}'}: guardrail {limit} not held"
+        for unit, word, value, bound, limit, held in guard_rows(analysis)
+        if unit in superior and isinstance(held, Cell) and held.kind == "fail"
+    ]
 
 
 def length_rows(analysis: Json) -> list[Row]:

@@ -89,9 +89,11 @@ def rows(analysis: Json) -> list[tuple[str, ...]]:
     ]
 
 
-def verdict_line(decision: Json) -> str:
-    """Return the verdict as one line, stamped where the evidence is synthetic."""
+def verdict_line(decision: Json, *, virtual: bool = False) -> str:
+    """Return the verdict as one line, stamped where the evidence is synthetic or virtual."""
     stamp = " [synthetic: simulated engines, not deployable]" if decision["synthetic"] else ""
+    if virtual:
+        stamp = " [virtual time: no engine ran, not deployable]"
     return f"verdict: {decision['verdict']}{stamp}"
 
 

@@ -6,7 +6,7 @@ analysed, decided and reported as measured ones are.
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,15 @@ from loadgen.spread import Spread, pool_engines
 from loadgen.trace import Arrival, decode_trace
 from loadgen.virtual_run import VirtualRun, World, cell_args, scheduler_config, virtual_run
 
-__all__ = ["GateWish", "PolicyFor", "named_trace", "policy_of", "simulate_plan", "world_of"]
+__all__ = [
+    "GateWish",
+    "PolicyFor",
+    "WhatIf",
+    "named_trace",
+    "policy_of",
+    "simulate_plan",
+    "world_of",
+]
 
 Json = Mapping[str, Any]
 
@@ -34,18 +42,34 @@ class GateWish:
     """The gateway that a run needs: its admission mode and the engines that stand behind it.
 
     `pools` name classes and engines where these are divided; without any, all serve all classes.
+    `limits` is a file as `bench limits` prints it; without it the gateway has its default ones.
     """
 
     admission: str
     engines: int
     pools: tuple[Mapping[str, Any], ...]
     args: Mapping[str, Any]
+    limits: Path | None = None
 
 
 PolicyFor = Callable[[GateWish], Policy]
 
 
-def policy_of(plan: Json, run: Json, policy_for: PolicyFor | None) -> Policy:
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What virtual time is to suppose beside the plan.
+
+    `time_scale` is that of the engines' clock in the real run that this is held against, `limits`
+    a file of admission limits in place of the one that the plan's launcher names.
+    """
+
+    time_scale: float = 1.0
+    limits: Path | None = None
+
+
+def policy_of(
+    plan: Json, run: Json, policy_for: PolicyFor | None, limits: Path | None = None
+) -> Policy:
     """Return the gate of a run: passing everything on, or the admission core that is handed in.
 
     Raises:
@@ -59,7 +83,8 @@ def policy_of(plan: Json, run: Json, policy_for: PolicyFor | None) -> Policy:
     elif policy_for is None:
         raise BenchError(f"{run['run_id']}: admission {admission!r} needs the gateway's core")
     else:
-        policy = policy_for(GateWish(admission, engines, tuple(run.get("pools", ())), args))
+        pools = tuple(run.get("pools", ()))
+        policy = policy_for(GateWish(admission, engines, pools, args, limits))
     return Stamped(policy) if args.get("scheduling_policy") == "priority" else policy
 
 
@@ -86,11 +111,11 @@ class _Target:
     plan: Json
     plan_sha256: str
     identity: Mapping[str, str]
-    time_scale: float
+    given: WhatIf
 
 
 def _configuration(target: _Target, run: Json) -> RunConfig:
-    plan, times = target.plan, target.plan["intervals"]
+    plan, times, limits = target.plan, target.plan["intervals"], target.given.limits
     return RunConfig(
         run_id=run["run_id"],
         cell_id=run["cell_id"],
@@ -106,8 +131,9 @@ def _configuration(target: _Target, run: Json) -> RunConfig:
             "kind": "config",
             "synthetic": True,
             "virtual": True,
-            "time_scale": target.time_scale,
+            "time_scale": target.given.time_scale,
             "plan_sha256": target.plan_sha256,
+            **({} if limits is None else {"limits_sha256": file_digest(limits)}),
             "trace": run["trace"],
             "synthetic_length": True,
         },
@@ -155,7 +181,7 @@ def simulate_plan(
     cost: StepCost,
     policy_for: PolicyFor | None = None,
     watch: Callable[[int, int], None] = lambda done, of: None,
-    time_scale: float = 1.0,
+    given: WhatIf = WhatIf(),
 ) -> Sequence[Json]:
     """Run every run of a plan in virtual time; returns the runs.
 
@@ -165,7 +191,7 @@ def simulate_plan(
         cost: of an engine step.
         policy_for: makes the admission core for runs that have one.
         watch: is told after each run how many of how many are done.
-        time_scale: of the engines' clock in the real run that this is held against.
+        given: what else it is to suppose.
 
     Raises:
         BenchError: a trace is not the one that was named, or a cell's arguments are impossible.
@@ -173,12 +199,16 @@ def simulate_plan(
     plan = read_json(source / "plan.json")
     if source.resolve() != out.resolve():
         _copy_inputs(source, out, plan)
+    named = plan.get("launcher", {}).get("limits")
+    if given.limits is None and named is not None:
+        given = replace(given, limits=Path(named))
     identity = engine_identity(TextModel())
-    target = _Target(out, plan, file_digest(out / "plan.json"), identity, time_scale)
+    target = _Target(out, plan, file_digest(out / "plan.json"), identity, given)
     runs: Sequence[Json] = plan["runs"]
     for number, run in enumerate(runs, start=1):
         trace = named_trace(source, run)
-        policy = policy_of(plan, run, policy_for)
-        _write(target, run, virtual_run(trace, policy, world_of(plan, run, cost, time_scale)))
+        policy = policy_of(plan, run, policy_for, given.limits)
+        world = world_of(plan, run, cost, given.time_scale)
+        _write(target, run, virtual_run(trace, policy, world))
         watch(number, len(runs))
     return runs

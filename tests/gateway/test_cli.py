@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import __version__
+from gateway import __version__, cli
 from gateway.cli import main
+from gateway.command import UsageError
+from loadgen.virtual_sweep import GateWish
 from tests.gateway.minimal import CONFIG, KEYS, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -320,3 +322,19 @@ def test_a_command_loads_only_what_its_verb_needs(line: str) -> None:
     loaded = done.stdout.splitlines()[-1].split()
     assert loaded[0] == "loaded"
     assert set(SLOW_TO_LOAD[line]) & set(loaded) == set()
+
+
+def test_the_bench_gets_a_gate_with_the_limits_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(
+        "[limits]\nprefill_tokens = 65536\n[size.long]\nmax_prefilling_per_engine = 2\n"
+    )
+    default = cli._gate_for(GateWish("enforce", 1, (), {}))
+    (engine,) = default.core.engines.values()
+    assert engine.caps == {"long": 1}
+    gate = cli._gate_for(GateWish("enforce", 1, (), {}, path))
+    (engine,) = gate.core.engines.values()
+    assert (engine.caps, engine.limits.prefill_tokens) == ({"long": 2}, 65536)
+    path.write_text("[limits]\nslits = 3\n")
+    with pytest.raises(UsageError, match=r"limits\.toml: limits\.slits is not among"):
+        cli._gate_for(GateWish("enforce", 1, (), {}, path))

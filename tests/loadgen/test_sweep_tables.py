@@ -9,6 +9,7 @@ from loadgen.sweep_tables import (
     absences,
     cell_rows,
     checks,
+    conclusion_lines,
     guard_rows,
     lag_rows,
     named_rows,
@@ -79,6 +80,22 @@ def test_the_named_cell_stands_beside_the_baseline_in_seconds(sweep_once):
     assert [row[0] for row in rows] == ["80-20 near", "50-50 near"]
     assert all(" → " in text for row in rows for text in row[1:])
     assert named_rows(found, "C9")[1][0][1:] == ("–",) * 4
+
+
+def test_a_terminal_is_told_what_a_superior_candidate_costs(sweep_once):
+    found, decision = result(sweep_once)
+    assert not [line for line in conclusion_lines(found, decision) if "guardrail" in line]
+    c2 = next(row for row in found["comparisons"] if row["cell_id"] == "C2")
+    assert not c2["guardrails_held"]
+    c2["superior"] = ["short_ttft_p95"]
+    told = [line for line in conclusion_lines(found, decision) if "guardrail" in line]
+    assert {
+        "C2 against B0: long attainment -10.00 points: guardrail -2.00 points not held",
+        "C2 against B0: long p95 TTFT unbounded or not measured: guardrail +10.0% not held",
+    } <= set(told)
+    assert len(told) == sum(not rail["held"] for rail in c2["guardrails"].values())
+    virtual = conclusion_lines({**found, "virtual": True}, {**decision, "synthetic": False})
+    assert virtual[0].endswith(" [virtual time: no engine ran, not deployable]")
 
 
 def test_points_and_per_cents_are_told_apart(sweep_once):

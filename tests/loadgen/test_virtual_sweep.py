@@ -5,14 +5,14 @@ import pytest
 
 from loadgen.decide import decide
 from loadgen.engine.cost import StepCost
-from loadgen.files import read_json, write_json
+from loadgen.files import file_digest, read_json, write_json
 from loadgen.freeze import freeze_sweep
 from loadgen.record import BenchError, decode_requests
 from loadgen.results import analyse_folder
 from loadgen.simulate import PassThrough
 from loadgen.sweep_file import read_sweep
 from loadgen.virtual_compare import compare_lines
-from loadgen.virtual_sweep import GateWish, simulate_plan
+from loadgen.virtual_sweep import GateWish, WhatIf, simulate_plan
 from tests.loadgen.sweeps import write
 
 COST = StepCost(5.0e-3, 2.53e-5, 9.6e-6, 3.6e-8, source="test")
@@ -88,6 +88,28 @@ def test_a_run_that_needs_the_admission_core_gets_it_or_says_so(planned, tmp_pat
     assert GateWish("enforce", 1, (), args) in wishes
 
 
+def test_the_plans_limits_reach_the_admission_core_and_others_take_their_place(planned, tmp_path):
+    mine, other = tmp_path / "mine.toml", tmp_path / "other.toml"
+    mine.write_text("[limits]\nslots = 20\n")
+    other.write_text("[limits]\nslots = 21\n")
+    folder = shutil.copytree(planned, tmp_path / "limited")
+    plan = read_json(folder / "plan.json")
+    launcher = {**plan["launcher"], "limits": str(mine)}
+    run = {**plan["runs"][0], "admission": "enforce"}
+    write_json(folder / "plan.json", {**plan, "launcher": launcher, "runs": [run]})
+    for given, limits in ((WhatIf(), mine), (WhatIf(limits=other), other)):
+        wishes = []
+
+        def policy_for(wish, seen=wishes):
+            seen.append(wish.limits)
+            return PassThrough(wish.engines)
+
+        simulate_plan(folder, folder / "sim", COST, policy_for, given=given)
+        assert wishes == [limits]
+        config = read_json(folder / "sim" / "runs" / run["run_id"] / "config.json")
+        assert config["limits_sha256"] == file_digest(limits)
+
+
 def test_isolated_pools_serve_their_own_class_and_priorities_reach_the_engines(planned, tmp_path):
     folder = shutil.copytree(planned, tmp_path / "isolated")
     plan = read_json(folder / "plan.json")
@@ -123,7 +145,7 @@ def test_simulated_and_measured_records_are_compared_run_by_run(simulated, plann
 
 
 def test_runs_of_another_time_scale_are_not_compared(simulated, planned, tmp_path):
-    simulate_plan(planned, tmp_path / "fast", COST, time_scale=3.0)
+    simulate_plan(planned, tmp_path / "fast", COST, given=WhatIf(3.0))
     with pytest.raises(BenchError, match="simulate with --time-scale 1"):
         list(compare_lines(tmp_path / "fast", simulated))
 
