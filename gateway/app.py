@@ -107,7 +107,7 @@ class Gateway:
         parts.usage.add(finished.key_id, visit.outcome, prompt_tokens, visit.completion_tokens)
         if parts.tracer is not None and visit.trace is not None:
             parts.tracer.record(visit, visit.trace, ended_s)
-        parts.journal.line(partial(log_line, finished))
+        parts.journal.line(partial(log_line, finished), request_id=finished.request_id)
 
     # -- the way ---------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 MAX_HEAD_BYTES = 64 * 1024  # as at the gateway's own edge
+_JOINED_BYTES = 16 * 1024  # up to here a copy of a body costs less than a write in two parts
 
 # RFC 9110, 5.6.2 (token) and 5.5 (field value; tab is allowed inside).
 _NOT_IN_TOKEN = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
@@ -74,10 +75,6 @@ class ConnectTimedOut(ConnectFailed):
 
 class TimedOut(WireError):
     """A time limit of the exchange passed."""
-
-
-# Up to here a copy costs less than a write of two parts.
-MAX_JOINED_BYTES = 16 * 1024
 
 
 @lru_cache(maxsize=4096)
@@ -211,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             self._receiver = None
             receiver.fail(Disconnected("the connection closed while it was idle"))
-        elif len(body) > MAX_JOINED_BYTES:
+        elif len(body) > _JOINED_BYTES:
             self._transport.writelines((head, body))
         else:
             self._transport.write(head + body)

@@ -3,11 +3,12 @@
 A gateway that shares its cores with what it serves finds the processor's table of addresses taken
 by others at every request. In pages of 2 MiB all it has needs a hundred entries of that table, in
 place of some fifty thousand. Linux does so at once since 6.1 (madvise(2), MADV_COLLAPSE), for
-anonymous memory if transparent huge pages are not off; elsewhere nothing changes.
+anonymous memory; where an operator has set transparent huge pages to ``never``, it is not asked.
 """
 
 import ctypes
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,8 +16,10 @@ __all__ = ["collapse", "whole_pages"]
 
 HUGE_BYTES = 2 << 20
 MAPS, SUMS = Path("/proc/self/maps"), Path("/proc/self/smaps_rollup")
+ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Of the kernel's header file mman-common.h.
 _MADV_COLLAPSE = 25
+_SOME_HUGE = re.compile(r"^AnonHugePages: *[1-9]", re.MULTILINE)
 
 
 def whole_pages(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
@@ -39,26 +42,21 @@ def whole_pages(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
 def collapse() -> str | None:
     """Put this process's memory into huge pages; returns why nothing came of it, if nothing did.
 
-    The kernel passes over a page that was never touched, and one for which it has no memory in one
-    piece: those stay as they are.
+    The kernel passes over a page that was never touched, and leaves the rest of a span as it is
+    once it has no memory in one piece.
     """
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        madvise = libc.madvise
+        if "[never]" in ENABLED.read_text():
+            return "transparent huge pages are off"
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         with MAPS.open(encoding="utf-8", errors="surrogateescape") as maps:
             spans = list(whole_pages(maps))
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         # A whole span in one call: each makes the kernel gather pages from all processors first.
         # It tells of a failure if one page of the span stays as it is.
         for first, length in spans:
             madvise(first, length, _MADV_COLLAPSE)
-        refused = f"refused: {os.strerror(ctypes.get_errno())}"
-        return None if _in_huge_pages(SUMS.read_text()) else refused
-    except (AttributeError, OSError) as error:
+        refused = f"refused: {os.strerror(ctypes.get_errno())}" if spans else "too little memory"
+        return None if _SOME_HUGE.search(SUMS.read_text()) else refused
+    except (AttributeError, OSError, ValueError) as error:
         return f"not on this system: {error}"
-
-
-def _in_huge_pages(sums: str) -> bool:
-    return any(
-        line.startswith("AnonHugePages:") and int(line.split()[1]) for line in sums.splitlines()
-    )

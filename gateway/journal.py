@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import orjson
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "Line"]
 
 EVERY_S = 0.1
 CLOSE_S = 2.0
@@ -34,23 +34,23 @@ class Journal:
     def __init__(self, file: BinaryIO, max_lines: int = 10_000) -> None:
         self._file = file
         self._max_lines = max_lines
-        self._lines: deque[tuple[int, Line]] = deque()
+        self._lines: deque[tuple[int, Line, Mapping[str, object]]] = deque()
         self._dropped = 0
         self._second, self._text = -1, b""
         self._some, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    def line(self, line: Line) -> None:
+    def line(self, line: Line, **facts: object) -> None:
         """Write one JSON object and line soon, with the time of now, or count it as dropped.
 
         Args:
             line: the line, or what makes it, in the thread: to make those that have gathered one
-                after another costs half of making each between other work. What fails to make
-                one is written as a fault.
+                after another costs half of making each between other work.
+            facts: what to say beside the fault, should it fail.
         """
         if len(self._lines) < self._max_lines:
-            self._lines.append((time_ns(), line))
+            self._lines.append((time_ns(), line, facts))
             if not self._some.is_set():
                 self._some.set()
         else:
@@ -81,10 +81,10 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
-        lines = [self._dated(*self._lines.popleft()) for _ in range(len(self._lines))]
+        lines = [self._made(*self._lines.popleft()) for _ in range(len(self._lines))]
         count, dropped, self._dropped = len(lines), self._dropped, 0
         if dropped:
-            lines.append(_event("log_lines_dropped", {"count": dropped}))
+            lines.append(self._dated(time_ns(), _event("log_lines_dropped", {"count": dropped})))
         if not lines:
             return
         try:
@@ -94,17 +94,19 @@ class Journal:
             self._dropped += count + dropped
             self._some.set()
 
-    def _dated(self, at_ns: int, line: Line) -> bytes:
+    def _made(self, at_ns: int, line: Line, facts: Mapping[str, object]) -> bytes:
+        try:
+            return self._dated(at_ns, line if isinstance(line, bytes) else line())
+        except Exception as error:  # one line's fault must not end the thread that writes them all
+            return self._dated(at_ns, _fault(error, facts))
+
+    def _dated(self, at_ns: int, line: bytes) -> bytes:
         """The line with its wall time to a millisecond, which is put together once a second."""
         second, of_second = divmod(at_ns, 1_000_000_000)
         if second != self._second:
             self._second = second
             self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
-        try:
-            said = line if isinstance(line, bytes) else line()
-        except Exception as error:  # one line's fault must not end the thread that writes them all
-            said = _fault(error, {})
-        return b'{"at":"%b.%03d+00:00",%b' % (self._text, of_second // 1_000_000, said[1:])
+        return b'{"at":"%b.%03d+00:00",%b' % (self._text, of_second // 1_000_000, line[1:])
 
 
 def _event(event: str, facts: Mapping[str, object]) -> bytes:

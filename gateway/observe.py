@@ -141,8 +141,7 @@ class Observer:
 
     def offered(self, size_class: str | None, service_class: str | None) -> None:
         """Count a request whose class is known now; ``record`` does so for all others."""
-        flow = self._flows.get((size_class, service_class)) or self._flow(size_class, service_class)
-        flow.offered.value += 1
+        self._flow(size_class, service_class).offered.value += 1
 
     def would_refuse(
         self, size_class: str | None, service_class: str | None, outcome: Outcome

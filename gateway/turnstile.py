@@ -77,13 +77,12 @@ class Turnstile:
     def refuse_if_full(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
         """Refuse a body before it is counted where every flow it may turn out to be in is full.
 
-        Where nobody waits it is left to ``enter``, which says the same: a count is soon made.
-
         Raises:
             Refused: they are.
         """
-        if self._waiting or self._ghosts:
-            _refuse(self.core.full(groups, body_bytes, self._clock()))
+        full = self.core.full(groups, body_bytes, self._clock())
+        if full is not None:
+            _refuse(full)
 
     def begin_counting(self, groups: Sequence[tuple[str, str, str]], body_bytes: int) -> None:
         """Charge a body that is about to be counted to every flow it may turn out to be in.

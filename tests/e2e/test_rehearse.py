@@ -18,11 +18,10 @@ from gateway.rehearsal_verdict import unsealed, with_client
 from loadgen.engine.launch import EngineProcess
 from tests.e2e.configs import ADMIN_TOKEN, Served, toml, write_config
 from tests.e2e.conftest import FAST, Engines
-from tests.e2e.harness import ROOT, Front, caller, chat, front
+from tests.e2e.harness import LIMIT_S, ROOT, Front, caller, chat, front
 from tests.e2e.processes import alive, descendants, none_left
 from tests.e2e.rollout import CALLERS, OTHER, ROUTE, STABLE, route, routes
 
-LIMIT_S = 60.0
 # A machine that is busy with other tests is slow: only what a rehearsal decides is asked here.
 SLOW_MACHINE = (
     "ttft_attainment=0", "stall_attainment=0", "oldest_age_s=60", "recovery_s=60", "min_count=3",

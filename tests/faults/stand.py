@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.app import Gateway
+from gateway.journal import Line
 from tests.e2e.harness import chat, eventually
 from tests.e2e.inside import assert_at_zero, inside
 from tests.faults.caller import Reply, ask, post
@@ -41,11 +42,11 @@ def _noting(journal: Any, requests: list[dict[str, Any]]) -> None:
     """Have the journal keep the lines of finished requests, besides writing them."""
     write = journal.line
 
-    def line(data: bytes) -> None:
-        facts = json.loads(data)
-        if facts["event"] == "request":
-            requests.append(facts)
-        write(data)
+    def line(data: Line, **facts: object) -> None:
+        told = json.loads(data if isinstance(data, bytes) else data())
+        if told["event"] == "request":
+            requests.append(told)
+        write(data, **facts)
 
     journal.line = line
 

@@ -1,6 +1,7 @@
 import io
 import json
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 from gateway.journal import Journal
@@ -38,6 +39,8 @@ def test_a_line_is_made_in_the_thread_and_dated_when_it_was_given():
     journal.line(make)
     after = datetime.now(UTC)
     assert not made_in
+    while datetime.now(UTC) < after + timedelta(milliseconds=20):
+        time.sleep(0.005)
     file.released.set()
     journal.close()
     assert made_in == ["journal"]
@@ -52,14 +55,18 @@ def test_a_line_that_cannot_be_made_is_a_fault_without_its_message_and_costs_no_
     file = io.BytesIO()
     journal = Journal(file)
     journal.line(b'{"n":0}\n')
-    journal.line(fail)
+    journal.line(fail, request_id="r1")
+    journal.line(lambda: None)  # type: ignore[arg-type, return-value]
     journal.line(b'{"n":1}\n')
     journal.close()
     assert b"caller said" not in file.getvalue()
-    first, fault, last = (json.loads(line) for line in file.getvalue().splitlines())
+    first, fault, no_line, last = (json.loads(line) for line in file.getvalue().splitlines())
     assert (first["n"], last["n"]) == (0, 1)
-    assert (fault["event"], fault["error"]) == ("internal_error", "ValueError")
+    assert (fault["event"], fault["error"], fault["request_id"]) == (
+        "internal_error", "ValueError", "r1",
+    )  # fmt: skip
     assert fault["trace"][-1].endswith(" fail")
+    assert (no_line["event"], no_line["error"]) == ("internal_error", "TypeError")
 
 
 class StuckFile(io.BytesIO):
@@ -87,6 +94,7 @@ def test_a_stuck_reader_costs_lines_not_memory_and_the_loss_is_told():
     journal.close()
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
     assert [line["n"] for line in lines if "n" in line] == list(range(11))
+    assert all(line.pop("at") for line in lines)
     assert {"event": "log_lines_dropped", "count": 90} in lines
 
 
