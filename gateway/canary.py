@@ -104,7 +104,7 @@ class Canaries:
                     told[route.name], canary = await self._prepare(who, move, key, route)
                     begun |= {} if canary is None else {key: canary}
         records = [_kept(c, self._now()) for c in begun.values()]
-        for canary in self._leaving(after):
+        for canary in self._leaving(move, after):
             ended = {**canary.record(self._now()), **_end(canary, who, move)}
             records.append((KIND, canary.route.name, ended))
             if who == WATCH:
@@ -114,7 +114,7 @@ class Canaries:
 
     def took_effect(self, who: str, move: Move, before: RouteTable, after: RouteTable) -> None:
         """End the watches whose candidate has gone."""
-        for canary in list(self._leaving(after)):
+        for canary in list(self._leaving(move, after)):
             ends = _end(canary, who, move)
             canary.state, canary.why = ends["state"], ends["why"]
         for canary in self._canaries.values():
@@ -152,11 +152,10 @@ class Canaries:
         size = self._gateway.setup.settings.document.size[route.size_class]
         return Contract(size.ttft_limit_s, size.max_stall_s)
 
-    def _leaving(self, after: RouteTable) -> Iterator[_Canary]:
-        """The active watches whose candidate a table does not have any more."""
+    def _leaving(self, move: Move, after: RouteTable) -> Iterator[_Canary]:
+        """The active watches whose candidate a move takes away, or a rollback all its callers."""
         for canary in self._canaries.values():
-            route = after.routes.get(canary.key)
-            if canary.state in ACTIVE and (route is None or not _same(canary, route)):
+            if canary.state in ACTIVE and _is_left(canary, move, after.routes.get(canary.key)):
                 yield canary
 
     # -- while it runs ---------------------------------------------------------------------
@@ -363,6 +362,13 @@ def _same(canary: _Canary, route: Route) -> bool:
     """Whether a route still has the pair of pools that is watched."""
     watched = (canary.route.stable_pool, canary.route.candidate_pool)
     return watched == (route.stable_pool, route.candidate_pool)
+
+
+def _is_left(canary: _Canary, move: Move, route: Route | None) -> bool:
+    if route is None or not _same(canary, route):
+        return True
+    had = canary.route.candidate_weight > 0
+    return move.action == "rollback" and had and route.candidate_weight == 0
 
 
 def _end(canary: _Canary, who: str, move: Move) -> dict[str, str]:

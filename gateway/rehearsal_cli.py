@@ -2,8 +2,9 @@
 
 By itself ``routes rehearse`` starts engines, a gateway and load on this machine and rehearses
 there; with ``--live`` it rehearses on a running gateway, after it was confirmed.
-Exit codes: 0 passed; 1 failed, or not confirmed; 2 wrong usage, or refused because the baseline
-could not take the load back; 130 interrupted, when the routes are back as they were.
+Exit codes: 0 passed; 1 failed, not confirmed, or a record that is not whole; 2 wrong usage, or
+refused because the baseline could not take the load back; 130 interrupted, when the routes are back
+as they were.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import ceil, log
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,10 +26,11 @@ from typing import Any
 from gateway.admin_client import Admin, AdminError
 from gateway.admin_flags import admins_of, look, print_answers
 from gateway.command import UsageError, table_lines
+from gateway.rehearsal_facts import CANARY_HOLDS
 from gateway.rehearsal_flags import ENGINES, order_of
 from gateway.rehearsal_stage import Bundle, Load, staged
 from gateway.rehearsal_text import record_lines
-from gateway.rehearsal_verdict import PASS, with_client
+from gateway.rehearsal_verdict import PASS, unsealed, with_client
 
 __all__ = ["rehearse", "show_rehearsals"]
 
@@ -35,6 +38,7 @@ PATH = "/admin/rehearsals"
 POLL_S = 0.2
 RAMP_S = 2.0  # of load before the gateway begins to look
 MARGIN_S = 60.0  # of load beyond the phases: for probes, moves and the drain
+UNLIKELY = 0.01
 # Flags of one kind of rehearsal alone, and their defaults.
 _LIVE = MappingProxyType(
     {
@@ -99,6 +103,8 @@ def _here(
         for pool, urls in stage.engines.items():
             say(f"pool {pool}: {' '.join(urls)}")
         say(f"gateway {stage.url}, operators {stage.admin.url}")
+        for warning in _too_few(args, stage.keys):
+            say(f"warning: {warning}")
         body = {**order, "to": "candidate", "verify": False}
         callers = stage.url, model, stage.keys
         return _conduct(args, (stage.admin, body), (load, callers), stop)
@@ -111,7 +117,21 @@ def _with(args: argparse.Namespace, **more: Any) -> argparse.Namespace:
 def _load_s(args: argparse.Namespace) -> float:
     """Seconds of load, in the engines' time."""
     drain_s = args.drain_deadline or 0.0
-    return float((RAMP_S + 4 * args.hold + drain_s + MARGIN_S) * args.time_scale)
+    holds = 3 + CANARY_HOLDS
+    return float((RAMP_S + holds * args.hold + drain_s + MARGIN_S) * args.time_scale)
+
+
+def _too_few(args: argparse.Namespace, keys: Sequence[str]) -> list[str]:
+    """A warning where a load's callers, each whole on one side, may all miss the candidate."""
+    count, left = len(set(keys)), 1 - args.weight / 100
+    if left**count <= UNLIKELY:
+        return []
+    wanted, noun = ceil(log(UNLIKELY) / log(left)), "caller" if count == 1 else "callers"
+    return [
+        f"the load has {count} {noun}: the chance that none goes to the candidate at "
+        f"{args.weight:g} % is {left**count:.0%}, and then it can't pass: give {wanted} keys, or "
+        "more --weight"
+    ]
 
 
 # -- on a running gateway ------------------------------------------------------------------
@@ -128,12 +148,15 @@ def _live(bundle: Bundle, args: argparse.Namespace, order: dict[str, Any]) -> in
         told = admin.post(PATH, {**body, "check": True})
     except AdminError as error:
         return _refused(error)
+    told["warnings"] = [] if callers is None else _too_few(args, callers[2])
     if args.check:
         print(json.dumps(told) if args.json else "\n".join(_plan(args, admin, told)))
         return 0
     if not args.yes and not _confirmed(args, admin, told):
         print("nothing was changed", file=sys.stderr)
         return 1
+    for warning in told["warnings"] if args.yes else ():
+        _say(args, f"warning: {warning}")
     with _folder(args) as folder, _told_to_stop() as stop:
         load = None
         if callers is not None:
@@ -158,14 +181,17 @@ def _plan(args: argparse.Namespace, admin: Admin, told: Mapping[str, Any]) -> li
     """What will happen, in an operator's words."""
     (row,) = [row for row in told["changed"] if "route" in row]
     before, after = row["before"]["stable"], row["after"]["stable"]
+    most_s, least = CANARY_HOLDS * args.hold, told["limits"]["min_count"]
     load = f"under {args.rate:g} requests a second of its own" if args.load else "as it is"
     return [
         f"This moves the traffic of {row['route']} on {admin.url}, {load}:",
         f"  for {args.hold:g} s nothing moves: {before} is watched and probed",
-        f"  then {args.weight:g} % of its callers go to {after} for {args.hold:g} s",
+        f"  then {args.weight:g} % of its callers go to {after} for {args.hold:g} s, or for up to "
+        f"{most_s:g} s until it has served {least} requests",
         f"  then all of them for {args.hold:g} s",
         f"  then all go back to {before}, and what still runs on {after} is drained",
         "It goes back at once where callers' requests fail, and on Ctrl-C.",
+        *(f"warning: {warning}" for warning in told["warnings"]),
     ]
 
 
@@ -298,6 +324,8 @@ def _say(args: argparse.Namespace, line: str) -> None:
 
 def show_rehearsals(args: argparse.Namespace) -> int:
     """Carry out ``routes rehearsals``; returns the exit code."""
+    if args.file is not None:
+        return _show_file(args)
     query = "" if args.id is None else f"?id={args.id}"
     found = look(args, PATH + query)
     if args.json:
@@ -313,4 +341,18 @@ def show_rehearsals(args: argparse.Namespace) -> int:
         keys = ("id", "route", "to", "state", "result", "by", "why")
         rows = [{key: row[key] for key in keys} for row in told["rehearsals"]]
         print("\n".join(table_lines(rows)) if rows else "  no rehearsal yet")
+    return 0
+
+
+def _show_file(args: argparse.Namespace) -> int:
+    """Say of a record in a file whether it is whole, and what it says; no gateway is asked."""
+    try:
+        record = unsealed(json.loads(args.file.read_bytes()))
+        lines = [json.dumps(record)] if args.json else record_lines(record)
+    except ValueError as error:  # no JSON, no record, or changed
+        print(f"error: {args.file}: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(lines))
+    if not args.json:
+        print(f"{args.file}: whole, digest {record['digest']}")
     return 0

@@ -198,8 +198,7 @@ class Rehearsals:
 
     def _candidate(self, named: str | None, route: Route) -> str:
         pools = [p for p in self._gateway.parts.fleet.pools if p != route.stable_pool]
-        if named is None and len(pools) == 1:
-            return pools[0]
+        named = named or route.candidate_pool or (pools[0] if len(pools) == 1 else None)
         if named is None:
             raise RouteError(f"{route.name}: name the pool to rehearse with ({', '.join(pools)})")
         return named

@@ -14,6 +14,7 @@ from gateway.thresholds import Threshold
 from gateway.watch import Tally
 
 __all__ = [
+    "CANARY_HOLDS",
     "Capacity",
     "Limits",
     "Observed",
@@ -25,6 +26,8 @@ __all__ = [
     "limits_of",
     "phase_of",
 ]
+
+CANARY_HOLDS = 4  # so many times its usual length a canary lasts, where its candidate has little
 
 
 class Phase(StrEnum):
@@ -46,6 +49,7 @@ class Seen(NamedTuple):
     pool: str | None
     outcome: str | None
     counted: Tally
+    caller: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Limits:
     ``recovery_s``: to the arrival of the last that was not served well. ``streams_ended``: cut off
     by the drain. ``prefill_peak``: part of a pool's room for prefill. ``warm_probe_ratio``: of a
     size class's TTFT limit, within which a warm probe's first token comes. ``min_count``: requests
-    in a phase.
+    in a phase, served by the pool that the phase is about.
     """
 
     error_rate: float = 0.02

@@ -67,7 +67,11 @@ def add_rehearse_verbs(routes: Any, rehearse: Command, show: Command) -> None:
     add_admin_flags(verb)
     said = "show the rehearsals that a gateway keeps"
     listing = add_verb(routes, "rehearsals", show, said, _LIST)
-    listing.add_argument("--id", metavar="ID", help="show this one whole")
+    one = listing.add_mutually_exclusive_group()
+    one.add_argument("--id", metavar="ID", help="show this one whole")
+    one.add_argument(
+        "--file", type=Path, metavar="FILE", help="show this record, if it is whole (1: it is not)"
+    )
     add_admin_flags(listing)
 
 
@@ -96,7 +100,8 @@ def _add_order(verb: Any) -> None:
         help="another threshold, as the record names it (repeatable): error_rate=0.02 "
         "refusals=0.05 ttft_attainment=0.9 stall_attainment=0.9 oldest_age_s=(TTFT limit) "
         "first_back_s=5 last_affected_s=60 recovery_s=10 streams_ended=0 prefill_peak=0.95 "
-        "warm_probe_ratio=1 (of the size class's TTFT limit, before and after) min_count=10",
+        "warm_probe_ratio=1 (of the size class's TTFT limit, before and after) min_count=10 "
+        "(served by the pool that a phase is about)",
     )
     verb.add_argument("--why", default="", metavar="TEXT", help="for the audit trail")
 
@@ -145,4 +150,5 @@ _REHEARSE = """  sluicegate routes rehearse demo/short           # on this machi
 """
 _LIST = """  sluicegate routes rehearsals
   sluicegate routes rehearsals --id 20260401T101500-1a2b --json
+  sluicegate routes rehearsals --file rehearsal.json     # offline: no gateway is asked
 """

@@ -16,6 +16,7 @@ from gateway.canary_start import baseline_fault
 from gateway.drains import Drains
 from gateway.moves import RouteError
 from gateway.rehearsal_facts import (
+    CANARY_HOLDS,
     Capacity,
     Limits,
     Observed,
@@ -109,19 +110,26 @@ class Run:
     # -- the way ---------------------------------------------------------------------------
 
     async def look(self) -> dict[str, Any]:
-        """Look whether it could be carried out at all; what the flip would change.
+        """Look whether it could be carried out at all, its record included; what the flip changes.
+
+        A candidate that nobody goes to is no canary in force: it is there again in the end.
 
         Raises:
             RouteError: not; the message has the figures.
         """
         route, order = self.route, self.order
-        if route.candidate_pool is not None:
-            raise RouteError(f"{route.name}: has a canary in force: end it first")
+        if route.candidate_weight > 0:
+            raise RouteError(
+                f"{route.name}: has a canary in force ({route.candidate_weight * 100:g} % to "
+                f"{route.candidate_pool}): end it first (sluicegate routes abort {route.name})"
+            )
         if self._names & self.base.draining:
             raise RouteError(f"{route.name}: it or one of its pools is draining")
         if (fault := baseline_fault(self.gateway, route)) is not None:
             raise RouteError(fault)
         asked = Move("flip", route=route.name, to=order.to, check=True)
+        canary = replace(asked, action="canary", weight=order.weight, options=order.options)
+        await self._steering.change(order.who, canary)
         return await self._steering.change(order.who, asked)
 
     async def carry_out(self, may_begin: Callable[[], Awaitable[None]]) -> None:
@@ -180,7 +188,12 @@ class Run:
         if self._back.is_set():
             return
         await self._move("canary", route=name, to=order.to, weight=order.weight)
-        self._enter(Phase.CANARY, f"{order.weight:.0%} of the callers to {order.to}")
+        least, most_s = order.limits.min_count, CANARY_HOLDS * order.hold_s
+        self._enter(
+            Phase.CANARY,
+            f"{order.weight:.0%} of the callers to {order.to}, until it has served {least} "
+            f"requests (at most {most_s:g} s)",
+        )
         await self._hold(Phase.CANARY)
         if self._back.is_set():
             return
@@ -313,8 +326,7 @@ class Run:
         self._back.set()
 
     async def _hold(self, phase: Phase) -> None:
-        until_s = self._watch.began_s[phase] + self.order.hold_s
-        while self._clock() < until_s and not self.stopped:
+        while self._goes_on(phase) and not self.stopped:
             if self._heed_configuration():
                 break
             if phase in {Phase.CANARY, Phase.FLIP}:
@@ -327,6 +339,13 @@ class Run:
             f"{phase}: {counted.ended} requests ended, {counted.errors} failed, "
             f"{counted.refused} refused, {counted.late} late, {counted.stalled} stalled"
         )
+
+    def _goes_on(self, phase: Phase) -> bool:
+        """Whether a phase has time left; a canary lasts longer where its candidate has little."""
+        held_s, hold_s = self._clock() - self._watch.began_s[phase], self.order.hold_s
+        if phase is Phase.CANARY and self._watch.tried < self.order.limits.min_count:
+            hold_s *= CANARY_HOLDS
+        return held_s < hold_s
 
     def _protect(self, phase: Phase) -> None:
         if self._back.is_set():

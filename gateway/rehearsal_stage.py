@@ -19,7 +19,7 @@ from gateway.up import Engine, UpError, running_gateway, stopped
 
 __all__ = ["Bundle", "Load", "Stage", "staged"]
 
-CALLERS = 24
+CALLERS = 200  # so many that a small weight has some of them
 _STATE = '\n[state]\ndirectory = "state"\n'
 
 Start = Callable[[Path], list[Engine]]

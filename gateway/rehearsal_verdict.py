@@ -2,7 +2,8 @@
 
 A rehearsal has four phases: *before* (nothing moved), *canary*, *flip* and *rollback*. A request
 belongs to the phase in which it arrived; what it counts for is the watch's own rule
-(``watch.tally``). A rehearsal that saw too few requests proves nothing and fails. What is asked:
+(``watch.tally``). A phase in which the pool that it is about served too few requests proves
+nothing, and the rehearsal fails. What is asked:
 
 * after the rollback no request goes to the candidate, the first goes to the baseline soon, and the
   last that the candidate still had ends soon; none is cut off by the drain;
@@ -83,15 +84,9 @@ def _of_the_whole(observed: Observed) -> Iterator[Check]:
 def _of_phase(observed: Observed, phase: Phase, limits: Limits) -> Iterator[Check]:
     if phase is Phase.BEFORE or phase not in observed.began_s:
         return
+    yield _enough(observed, phase, limits.min_count)
     counted = total(seen.counted for seen in _arrived(observed, phase))
     offered = counted.ended + counted.refused
-    if phase is Phase.CANARY and offered < limits.min_count:
-        return  # few callers: a canary need not be long enough to judge it
-    if offered < limits.min_count:
-        said = f"too few requests in the {phase} phase: {offered} of {limits.min_count}"
-        yield Check(
-            f"requests, {phase}", offered, limits.min_count, passed=False, most=False, why=said
-        )
     if not offered:
         return
     ended = max(1, counted.ended)
@@ -106,6 +101,23 @@ def _of_phase(observed: Observed, phase: Phase, limits: Limits) -> Iterator[Chec
         yield _at_least(f"{name}, {phase}", 1 - bad / ended, least)
     oldest_s = observed.oldest_age_s.get(phase, 0.0)
     yield _at_most(f"oldest waiting, {phase} (s)", oldest_s, limits.oldest_age_s)
+
+
+def _enough(observed: Observed, phase: Phase, least: int) -> Check:
+    """Whether the pool that a phase is about served enough to say anything of it."""
+    pool = observed.baseline if phase is Phase.ROLLBACK else observed.candidate
+    arrived = list(_arrived(observed, phase))
+    its = [seen for seen in arrived if seen.pool == pool]
+    served = sum(seen.counted.ended for seen in its)
+    said = f"too few requests in the {phase} phase: {pool} served {served}, at least {least}"
+    if phase is Phase.CANARY:
+        callers, tried = (len({seen.caller for seen in seen_}) for seen_ in (arrived, its))
+        said += (
+            f": {tried} of {callers} callers went to it: bring more callers (a key each), "
+            "a higher weight or a longer hold"
+        )
+    name = f"requests, {phase} ({pool})"
+    return Check(name, served, least, passed=served >= least, most=False, why=said)
 
 
 def _of_the_way_back(observed: Observed, limits: Limits) -> Iterator[Check]:
@@ -293,8 +305,11 @@ def unsealed(found: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping) or found.get("kind") != KIND:
         raise RecordError(f"not the record of a rehearsal (kind {KIND!r})")
     body = {key: value for key, value in found.items() if key != "digest"}
-    if found.get("digest") != _digest(body):
-        raise RecordError("changed after it was sealed: its digest is not its content's")
+    says, has = found.get("digest"), _digest(body)
+    if says != has:
+        raise RecordError(
+            f"changed after it was sealed: it says digest {says}, its content's is {has}"
+        )
     return dict(found)
 
 

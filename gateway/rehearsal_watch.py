@@ -36,6 +36,7 @@ class RouteWatch:
         self.counted = dict.fromkeys(Phase, Tally())
         self.prefill = dict.fromkeys(Phase, 0.0)
         self.oldest_s = dict.fromkeys(Phase, 0.0)
+        self.tried = 0  # requests of the canary phase that the candidate served
         self._gateway, self._clock = gateway, gateway.parts.clock
         self._baseline, self._candidate = route.stable_pool, candidate
         self._key = route.model, route.size_class
@@ -54,10 +55,12 @@ class RouteWatch:
         counted = tally(finished, self.contract())
         began = finished.arrived_s, finished.dispatched_s, finished.first_event_s
         ended = finished.ended_s, finished.pool, str(finished.outcome)
-        self.seen.append(Seen(*began, *ended, counted))
+        self.seen.append(Seen(*began, *ended, counted, finished.key_id))
         phase = phase_of(self.began_s, finished.arrived_s)
         if phase is not None:
             self.counted[phase] = total((self.counted[phase], counted))
+        if phase is Phase.CANARY and finished.pool == self._candidate:
+            self.tried += counted.ended
 
     def _note_served(self, finished: Finished) -> None:
         if finished.pool == self._baseline and finished.dispatched_s is not None:
@@ -77,7 +80,8 @@ class RouteWatch:
             visit.arrived_s, marks.first_event_s, marks.last_event_s, now, contract
         )
         counted = Tally(1, 0, int(late), int(stalled)) if late or stalled else Tally()
-        return Seen(*began, None, visit.pool, None, counted)
+        caller = None if visit.principal is None else visit.principal.key_id
+        return Seen(*began, None, visit.pool, None, counted, caller)
 
     def offered(self, phase: Phase) -> int:
         """Requests of a phase that count for something."""

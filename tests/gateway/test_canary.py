@@ -118,6 +118,18 @@ async def test_requests_are_heard_only_of_this_canary_and_only_while_it_is_watch
         assert world.held.gateway.heard == []
 
 
+async def test_going_back_to_a_candidate_with_no_callers_ends_its_watch(tmp_path: Path) -> None:
+    none = 'size = "short"\npool = "a"\ncandidate_pool = "b"\ncandidate_weight = 0.0'
+    async with watching(tmp_path, CONFIG.replace('size = "short"\npool = "a"', none)) as world:
+        await world.steering.change("ben", CANARY)
+        await world.steering.change("ben", replace(CANARY, weight=0.0, options={}))
+        assert world.row["state"] == "watching"  # a pause is none
+        await world.steering.change("ben", replace(CANARY, weight=0.2, options={}))
+        await world.steering.change("ben", Move("rollback", ROUTE, to_revision=1))
+        assert (world.row["state"], world.row["why"]) == ("ended", "rollback by ben")
+        assert world.candidate() == "b"
+
+
 async def test_a_breach_takes_back_and_drains_and_is_kept_as_such(tmp_path: Path) -> None:
     async with watching(tmp_path) as world:
         await world.steering.change("ben", CANARY)

@@ -9,13 +9,19 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from gateway.admin_pages import shaped
+from gateway.canary import Canaries
+from gateway.domain import Outcome
 from gateway.drains import Drains
+from gateway.finished import Finished
+from gateway.manifest import document, seal
+from gateway.manifest_desk import Desk
 from gateway.moves import RouteError
 from gateway.rehearsal_desk import Rehearsals
-from gateway.rehearsal_facts import Limits
+from gateway.rehearsal_facts import Limits, Phase
 from gateway.rehearsal_pages import RehearsalBody
 from gateway.rehearsal_run import Order, Run
 from gateway.steering import Move, Steering
+from tests.gateway import records
 from tests.gateway.controlled import WHOLE, controlled
 
 POOLS = """
@@ -123,6 +129,81 @@ async def test_a_candidate_that_nobody_uses_is_drained_whole_and_once(tmp_path: 
             assert name == "b"
             assert run.revisions == {"drain": 2}
         assert steering.control.gateway.setup.table.draining == {"b"}
+
+
+async def test_a_canary_lasts_longer_until_its_candidate_has_served_enough(
+    tmp_path: Path,
+) -> None:
+    async with rehearsing(tmp_path) as (_, run):
+        watch, clock = run._watch, run._clock
+        for phase in (Phase.CANARY, Phase.FLIP):
+            watch.began_s = {phase: clock() - 1.5}  # of a second
+            assert run._goes_on(phase) == (phase is Phase.CANARY)
+        watch.began_s = {Phase.CANARY: clock() - 4.0}
+        assert not run._goes_on(Phase.CANARY)
+        watch.began_s = {Phase.CANARY: clock() - 1.5}
+        for pool in ("a", *["b"] * 10):
+            assert run._goes_on(Phase.CANARY)
+            watch.hear(ended(pool, clock()))
+        assert not run._goes_on(Phase.CANARY)
+        assert watch.seen[-1].caller == "somebody"
+
+
+def ended(pool: str, now: float) -> Finished:
+    """A request of the route that was served well."""
+    its = {"model": "m", "size_class": "short", "pool": pool, "key_id": "somebody"}
+    return Finished(Outcome.COMPLETED, "id", None, now, now, dispatched_s=now, **its)  # type: ignore[arg-type]
+
+
+# -- may it begin --------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def desk(folder: Path, weight: float) -> AsyncIterator[Rehearsals]:
+    """The rehearsals of a gateway whose route has a candidate with that part of its callers."""
+    stable = 'size = "short"\npool = "a"'
+    candidate = f'{stable}\ncandidate_pool = "b"\ncandidate_weight = {weight}'
+    async with controlled(folder, (WHOLE + POOLS).replace(stable, candidate)) as held:
+        turnstile, trail = held.gateway.parts.turnstile, held.control.trail
+        for name in turnstile.core.engines:
+            turnstile.tell(lambda core, now, name=name: core.set_engine(name, now, up=True))
+        steering, drains = Steering(held.control), Drains(held.gateway, trail)
+        kept = Desk(held.gateway, trail)
+        canaries = Canaries(held.gateway, trail, steering, drains, kept)
+        made = Rehearsals(steering, drains, kept)
+        steering.followers += [drains, canaries, made]
+        yield made
+
+
+ASKED = RehearsalBody(route=SHORT, check=True)
+
+
+async def test_a_candidate_that_nobody_goes_to_is_no_canary_and_the_one_rehearsed_with(
+    tmp_path: Path,
+) -> None:
+    async with desk(tmp_path, 0.0) as rehearsals:
+        told = await rehearsals.begin("ben", ASKED.model_dump())
+    (row,) = told["changed"]
+    assert (row["before"]["candidate"], row["before"]["candidate_weight"]) == ("b", 0)
+    assert (row["after"]["stable"], row["after"]["candidate"]) == ("b", None)
+
+
+async def test_a_canary_in_force_is_told_with_the_way_to_end_it(tmp_path: Path) -> None:
+    async with desk(tmp_path, 0.1) as rehearsals:
+        words = r"in force \(10 % to b\): end it first \(sluicegate routes abort m/short\)"
+        with pytest.raises(RouteError, match=words):
+            await rehearsals.begin("ben", ASKED.model_dump())
+
+
+@pytest.mark.parametrize("check", [True, False])
+async def test_a_record_that_does_not_verify_is_refused_before_anything_begins(
+    tmp_path: Path, check: bool
+) -> None:
+    async with desk(tmp_path, 0.0) as rehearsals:
+        asked = {**ASKED.model_dump(), "check": check, "manifest": document(seal(records.WHOLE))}
+        with pytest.raises(RouteError, match=r"m/short: manifest: record .*: has no route to pool"):
+            await rehearsals.begin("ben", asked)
+        assert (await rehearsals.view())["rehearsals"] == []
 
 
 @pytest.mark.parametrize("value", [True, "5", [5]])

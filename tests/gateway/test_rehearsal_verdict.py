@@ -37,9 +37,10 @@ def seen(at_s: float, pool: str = "a", counted: Tally = GOOD, **more: Any) -> Se
 
 
 def served() -> list[Seen]:
-    """Ten good requests in each phase, each where it belongs."""
+    """Ten good requests in each phase, each where it belongs; of ten callers."""
+    to_b = {Phase.FLIP: range(10), Phase.CANARY: range(5)}
     return [
-        seen(begin + n * 0.9, "b" if phase is Phase.FLIP else "a")
+        seen(begin + n * 0.9, "b" if n in to_b.get(phase, ()) else "a", caller=f"c{n}")
         for phase, begin in BEGAN.items()
         for n in range(10)
     ]
@@ -119,7 +120,16 @@ BROKEN: Mapping[str, tuple[Observed, str]] = {
     "no probe": (replace(WHOLE, probes_after=()), "warm probes that failed afterwards"),
     "too few": (
         replace(WHOLE, seen=[s for s in served() if not 120 <= s.arrived_s < 127]),
-        "requests, flip",
+        "requests, flip (b)",
+    ),
+    "too few of the candidate": (
+        replace(WHOLE, seen=[s for s in served() if not 110 <= s.arrived_s < 110.5]),
+        "requests, canary (b)",
+    ),
+    "refused all the way back": (
+        replace(WHOLE, seen=[s._replace(counted=REFUSED, pool=None) if s.arrived_s >= 130 else s
+                             for s in served()]),
+        "requests, rollback (a)",
     ),
 }  # fmt: skip
 
@@ -135,7 +145,19 @@ def test_each_broken_condition_fails_and_is_named(name: str) -> None:
 
 def test_every_kind_of_check_is_broken_by_one_of_these_cases() -> None:
     kinds = {check.name.split(",")[0] for check in judge(WHOLE, LIMITS).checks}
-    assert kinds == {check.split(",")[0] for _, check in BROKEN.values()} - {"requests"}
+    assert kinds == {check.split(",")[0] for _, check in BROKEN.values()}
+
+
+def test_a_canary_that_no_caller_went_to_fails_and_says_what_to_bring() -> None:
+    """Callers are hashed whole: half of one caller may be nobody."""
+    alone = [seen(110 + n * 0.9, "a", caller="c") for n in range(10)]
+    others = [s for s in served() if not 110 <= s.arrived_s < 120]
+    judged = judge(replace(WHOLE, seen=[*others, *alone]), LIMITS)
+    assert judged.verdict == FAIL
+    assert judged.why == (
+        "too few requests in the canary phase: b served 0, at least 5: 0 of 1 callers went to it: "
+        "bring more callers (a key each), a higher weight or a longer hold",
+    )
 
 
 def test_what_failed_is_told_by_outcome_and_pool() -> None:
@@ -153,7 +175,7 @@ def test_a_rate_passes_exactly_where_it_is_not_above_its_limit(
     judged = judge(
         replace(WHOLE, seen=[*others, *rows]), replace(LIMITS, error_rate=limit, min_count=1)
     )
-    wanted = "failed, flip" if good + bad else "requests, flip"
+    wanted = "failed, flip" if good + bad else "requests, flip (b)"
     passes = bad <= limit * (good + bad) if good + bad else False
     assert (wanted not in failed(judged)) == passes or abs(bad - limit * (good + bad)) < 1e-9
 
