@@ -9,8 +9,9 @@ from typing import Literal
 
 from loadgen.record import BenchError
 
-__all__ = ["entries", "tarred"]
+__all__ = ["RECORDS", "entries", "tarred"]
 
+RECORDS = "records.tar.xz"  # of packed evidence: the runs that prove it
 LARGEST_BYTES = 1 << 30
 
 

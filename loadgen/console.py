@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from loadgen.tables import COLUMNS, change_lines, pool_lines, rows, verdict_line
+from loadgen.tables import (
+    COLUMNS,
+    attempt_lines,
+    change_lines,
+    pool_lines,
+    rows,
+    verdict_line,
+)
 
 __all__ = ["Progress", "Stages", "show_result"]
 
@@ -174,6 +181,7 @@ def show_result(console: Console, analysis: Row, decision: Row) -> None:
             f"dispatch lag p99 {run['dispatch_lag_ms']['p99']:.2f} ms"
         )
         lines += [f"INVALID {run['label']}: {fault}" for fault in run["faults"]]
+    lines += attempt_lines(analysis)
     lines += ["", verdict_line(decision), *(f"  because {r}" for r in decision["reasons"])]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgen.record import BenchError
 from loadgen.reuse import hit_lines
-from loadgen.rule import Verdict, sweep_verdict
+from loadgen.rule import TOO_BUSY, Verdict, sweep_verdict, too_busy
 
 __all__ = ["decide"]
 
@@ -21,7 +21,10 @@ LIMITS = ("ttft_s", "max_stall_s", "e2e_s", "attainment", "max_refused")
 
 
 def _invalid(analysis: Json) -> list[str]:
-    return [f"{r['run_id']}: {fault}" for r in analysis["runs"] for fault in r["faults"]]
+    faults = [f"{r['run_id']}: {fault}" for r in analysis["runs"] for fault in r["faults"]]
+    if any(too_busy(r["faults"]) for r in analysis["runs"]):
+        return [f"{TOO_BUSY}: close other work on it and run it again", *faults]
+    return faults
 
 
 def _overloaded(analysis: Json) -> list[tuple[str, str]]:

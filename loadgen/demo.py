@@ -1,7 +1,8 @@
 """Runs the demonstration: one frozen trace, three ways through the gateway, and a control.
 
-Two simulated engines and the gateway start as processes of their own for each way. Nothing is
-rerun: a way whose client could not keep up is printed as invalid and the exit status is 1.
+Two simulated engines and the gateway start as processes of their own for each way. A way whose
+client could not keep up is run again, at most twice; if it never could, it is printed as invalid
+and the exit status is 1.
 """
 
 import asyncio
@@ -110,8 +111,13 @@ def run_view(console: Console, total: int) -> Show:
     """Return what shows each of `total` runs as it goes."""
 
     @contextlib.contextmanager
-    def show(number: int, run: Mapping[str, Any], limit_s: float) -> Iterator[Watch]:
+    def show(
+        number: int, run: Mapping[str, Any], before: Sequence[Sequence[str]], limit_s: float
+    ) -> Iterator[Watch]:
         title = f"way {number} of {total}: {run['label']}"
+        if before:
+            say(console, f"  INVALID: {'; '.join(before[-1])}: this machine was too busy")
+            title += f", attempt {len(before) + 1}"
         say(console, title)
         with Progress(console, title, limit_s) as progress:
             yield progress.row

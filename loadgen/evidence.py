@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from loadgen.archive import entries, tarred
+from loadgen.archive import RECORDS, entries, tarred
 from loadgen.files import read_bytes, write_bytes
 from loadgen.record import BenchError
 
 __all__ = ["RECORDS", "pack", "unpack", "unpacked"]
 
-RECORDS = "records.tar.xz"
 REPORT = "report.html"
 MUST = ("plan.json", "analysis.json", "decision.json")
 MAY = ("inputs.json", "topology-analysis.json", "arms-analysis.json", "expected-analysis.json")

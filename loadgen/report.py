@@ -10,7 +10,14 @@ from typing import Any
 from loadgen.charts import dispatch_lag, distribution, oldest_age, predictions, queue_depth
 from loadgen.page import Cell, Chooser, Page, Section, bullets, details, json_block, render, table
 from loadgen.record import RequestRecord
-from loadgen.tables import COLUMNS, change_lines, pool_lines, rows, verdict_line
+from loadgen.tables import (
+    COLUMNS,
+    attempt_lines,
+    change_lines,
+    pool_lines,
+    rows,
+    verdict_line,
+)
 
 __all__ = ["Evidence", "contract_table", "render_report"]
 
@@ -44,9 +51,10 @@ def _figures(analysis: Json, evidence: Evidence) -> list[Json]:
 
 def _invalid(analysis: Json) -> str:
     faults = [f"{r['label']}: {fault}" for r in analysis["runs"] for fault in r["faults"]]
+    again = bullets(lines) if (lines := attempt_lines(analysis)) else ""
     if not faults:
-        return "<p>No run was invalid: the client kept its schedule in each.</p>"
-    return f'<div class="bad">{bullets(faults)}</div>'
+        return f"<p>No run was invalid: the client kept its schedule in each.</p>{again}"
+    return f'<div class="bad">{bullets(faults)}</div>{again}'
 
 
 def _equalities(analysis: Json) -> list[str]:

@@ -9,6 +9,7 @@ from loadgen.curves import RunCurves, join_curves, run_curves
 from loadgen.files import read_bytes, read_json, write_bytes
 from loadgen.record import BenchError, RequestRecord, decode_requests, strict_json
 from loadgen.report import Evidence, render_report
+from loadgen.run_folder import require
 from loadgen.sweep_report import SweepEvidence, render_sweep
 
 __all__ = ["decided", "keep_beside", "plotly_source", "read_run", "report_page", "write_report"]
@@ -128,6 +129,8 @@ def keep_beside(folder: Path, name: str, other: Path) -> None:
     Raises:
         BenchError: the other analysis is missing, of another kind, or has other contracts.
     """
+    for one in (other, folder):
+        _made(one, "analysis.json")
     data = read_bytes(other / "analysis.json")
     found = strict_json(data, str(other / "analysis.json"))
     own = read_json(folder / "analysis.json")
@@ -139,22 +142,27 @@ def keep_beside(folder: Path, name: str, other: Path) -> None:
     write_bytes(folder / f"{name}-analysis.json", data)
 
 
+def _made(folder: Path, name: str) -> None:
+    """Ask for one file alone; where it is missing, the message is of what is missing first."""
+    if not (folder / name).is_file():
+        require(folder, name)
+
+
 def decided(folder: Path) -> tuple[Json, Json]:
     """Return the analysis and decision of a folder.
 
     Raises:
-        BenchError: one of them is missing, with the verb that makes it, or is malformed.
+        BenchError: one of them is missing, with the verb that makes what is missing first, or is
+            malformed.
     """
-    for name, verb in (("analysis", "analyse"), ("decision", "decide")):
-        if not (folder / f"{name}.json").is_file():
-            raise BenchError(
-                f"{folder}: has no {name}.json yet; run: sluicegate bench {verb} {folder}"
-            )
+    for name in ("analysis.json", "decision.json"):
+        _made(folder, name)
     return read_json(folder / "analysis.json"), read_json(folder / "decision.json")
 
 
 def write_report(folder: Path) -> Path:
     """Write `report.html` from analysis, decision and records; returns its path."""
+    require(folder, "decision.json")
     analysis, decision = decided(folder)
     path = folder / "report.html"
     write_bytes(path, report_page(folder, analysis, decision))

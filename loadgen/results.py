@@ -14,7 +14,7 @@ from loadgen.facts import RunFacts
 from loadgen.files import file_digest, read_bytes, read_json, write_bytes, write_json
 from loadgen.record import BenchError, canonical, digest, strict_json
 from loadgen.report_file import report_page
-from loadgen.run_folder import Folder, named, trace_path
+from loadgen.run_folder import Folder, named, require, trace_path
 from loadgen.start_files import held_starts
 from loadgen.sweep_analysis import Absent, analyse_sweep
 
@@ -32,28 +32,8 @@ Json = dict[str, Any]
 TOPOLOGY_FILE = "topology-analysis.json"
 
 
-# What a folder gets, in this order, and the verb that makes it.
-_MADE_BY = {
-    "plan.json": "plan FILE --out {}",
-    "corpus.jsonl": "plan FILE --out {}",
-    "runs": "run {}",
-    "analysis.json": "analyse {}",
-    "decision.json": "decide {}",
-}
-
-
-def _require(folder: Path, last: str) -> None:
-    """Refuse a folder that is not made as far as ``last``, with the command that goes on."""
-    for name, verb in _MADE_BY.items():
-        if not (folder / name).exists():
-            command = f"sluicegate bench {verb.format(folder)}"
-            raise BenchError(f"{folder / name}: is not there yet; run: {command}")
-        if name == last:
-            return
-
-
 def _open(folder: Path) -> Folder:
-    _require(folder, "corpus.jsonl")
+    require(folder, "corpus.jsonl")
     plan, plan_sha256 = read_json(folder / "plan.json"), file_digest(folder / "plan.json")
     named("corpus.jsonl", file_digest(folder / "corpus.jsonl"), plan["corpus_sha256"])
     found = Folder(folder, plan, plan_sha256)
@@ -72,6 +52,8 @@ def _demo(found: Folder) -> Json:
     )
     if predictions.is_file():
         analysis["predictions"] = read_json(predictions)["ways"]
+    if attempts := [a for r in found.plan["runs"] for a in found.attempts(r)]:
+        analysis["attempts"] = attempts
     return analysis
 
 
@@ -145,7 +127,7 @@ def decide_folder(folder: Path, topology: Path | None = None) -> Json:
         own, other = read_json(path), strict_json(data, str(topology / "analysis.json"))
         decide(own, file_digest(path), other, digest(data))  # refused before anything is kept
         write_bytes(folder / TOPOLOGY_FILE, data)
-    _require(folder, "analysis.json")
+    require(folder, "analysis.json")
     decision = _decided(folder, read_json(path), file_digest(path))
     write_json(folder / "decision.json", decision)
     return read_json(folder / "decision.json")
@@ -188,7 +170,7 @@ def verify_folder(folder: Path) -> list[str]:
     Raises:
         BenchError: there is nothing to verify yet; the message has the command to run first.
     """
-    _require(folder, "decision.json")
+    require(folder, "decision.json")
     try:
         data = canonical(analyse_folder(folder))
         made = strict_json(data, "analysis")

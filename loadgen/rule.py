@@ -17,9 +17,11 @@ from typing import Any
 from loadgen.cost_of_split import split_cost
 from loadgen.states import State, worst
 
-__all__ = ["Verdict", "sweep_verdict"]
+__all__ = ["TOO_BUSY", "Verdict", "sweep_verdict", "too_busy"]
 
 Json = Mapping[str, Any]
+TOO_BUSY = "this machine was too busy for the measuring client, in every attempt at a run"
+BUSY = ("dispatch lag", "loop lag", "client used")  # how the client's faults of this kind begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,25 @@ def _percent(share: float) -> str:
     return f"{share:+.1%}"
 
 
-def _incomplete(cell: Json, analysis: Json) -> list[str]:
+def too_busy(faults: Iterable[str]) -> bool:
+    """Say whether a client spoilt its run because the machine left it too little time."""
+    return any(fault.startswith(BUSY) for fault in faults)
+
+
+def _lacking(cells: Iterable[Json], analysis: Json) -> list[str]:
+    """Say which runs of these cells are missing or client-faulty, and what to do about the busy."""
     faults = {r["run_id"]: r["faults"] for r in analysis["invalid"] if "attempt" not in r}
-    return [
+    lost = [run_id for cell in cells for run_id in cell["incomplete"]]
+    said = [
         f"{run_id} is client-faulty: {'; '.join(faults[run_id])}"
         if run_id in faults
         else f"incomplete: {run_id} is missing"
-        for run_id in cell["incomplete"]
+        for run_id in lost
     ]
+    if any(too_busy(faults.get(run_id, ())) for run_id in lost):
+        again = "remove the runs' folders and go on with `sluicegate bench run DIR --resume`"
+        said.append(f"{TOO_BUSY}: close other work on it, {again}")
+    return said
 
 
 def _invalid(case: _Case) -> Verdict | None:
@@ -82,7 +95,7 @@ def _invalid(case: _Case) -> Verdict | None:
             if e["cell_id"] == case.base
         ]
         return Verdict("invalid", 1, reasons or [f"the baseline {case.base} is not in the plan"])
-    reasons = _incomplete(cell, case.analysis)
+    reasons = _lacking([cell], case.analysis)
     return Verdict("invalid", 1, reasons) if reasons else None
 
 
@@ -153,7 +166,7 @@ def _retune(case: _Case, base: Json) -> Verdict | None:
         return None
     cell, row = found[0]
     name = cell["cell_id"]
-    if lacking := _incomplete(cell, case.analysis):
+    if lacking := _lacking([cell], case.analysis):
         return Verdict("invalid", 1, [f"{name} would be named", *lacking], name)
     reasons = [f"{name} passes in every gate stratum"]
     reasons += _gains(row) if _better(row) else []
@@ -226,8 +239,7 @@ def _split(case: _Case, topology: Json) -> Verdict | None:
     if found is None:
         return None
     used = (c for c in topology["cells"] if c["cell_id"] != "shared")
-    lacking = [said for c in used for said in _incomplete(c, topology)]
-    if lacking:
+    if lacking := _lacking(used, topology):
         return Verdict("invalid", 1, [f"{found.words} would be named", *lacking], found.named)
     return found
 

@@ -10,20 +10,55 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.analyse import reduce_run
+from loadgen.archive import RECORDS
 from loadgen.facts import RunFacts
 from loadgen.files import file_digest, read_bytes, read_json
 from loadgen.record import BenchError, decode_requests, digest, strict_json
 from loadgen.trace import decode_trace
 
-__all__ = ["Folder", "named", "trace_path"]
+__all__ = ["Folder", "named", "require", "trace_path"]
 
 Json = dict[str, Any]
 FILES = ("config.json", "requests.jsonl", "samples.jsonl")
+# What a folder gets, in this order, and the verb that makes it.
+MADE_BY = {
+    "plan.json": "plan FILE --out {}",
+    "corpus.jsonl": "plan FILE --out {}",
+    "runs": "run {}",
+    "analysis.json": "analyse {}",
+    "decision.json": "decide {}",
+}
 
 
 def trace_path(folder: Path, name: str) -> Path:
     """Return where the trace of this name lies."""
     return folder / f"trace-{name}.jsonl"
+
+
+def require(folder: Path, last: str) -> None:
+    """Refuse a folder that is not made as far as ``last``, with the command that goes on.
+
+    Raises:
+        BenchError: something is missing; or it is a folder of something else, or packed evidence.
+    """
+    for name, verb in MADE_BY.items():
+        if not (folder / name).exists():
+            raise BenchError(_way_on(folder, name, verb))
+        if name == last:
+            return
+
+
+def _way_on(folder: Path, name: str, verb: str) -> str:
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if there and not there & MADE_BY.keys():
+        return f"{folder}: is no results folder: it has no plan.json"
+    if (folder / RECORDS).is_file():
+        verb = f"unpack {folder} --out out/{folder.resolve().name}"
+        return f"{folder}: is packed evidence; run: sluicegate bench {verb}"
+    said = f"{folder / name}: is not there yet; run: sluicegate bench {verb.format(folder)}"
+    if name == "runs" and (folder / "sim" / "runs").is_dir():
+        said += f"; its simulation is a results folder of its own: {folder / 'sim'}"
+    return said
 
 
 def named(what: str, found: str, expected: str) -> None:

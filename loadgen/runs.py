@@ -1,11 +1,17 @@
-"""Carries a plan out, run by run: the engines of each, its configuration, its records."""
+"""Carries a demonstration's plan out, run by run: engines, configuration, records.
 
-import contextlib
+A run that the client spoilt is run again as a sweep's is: at most twice, directly after, on a fresh
+stack; the spoilt attempts stay beside it.
+"""
+
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from loadgen import staging
 from loadgen.files import file_digest, read_json
 from loadgen.identity import EXTERNAL_IDENTITY, cost_path, engine_identity
 from loadgen.probe import hardware_id
@@ -26,8 +32,9 @@ __all__ = [
 ]
 
 Json = Mapping[str, Any]
-# Shows one run as it goes: given number, run and seconds at most, it yields what takes the rows.
-Show = Callable[[int, Json, float], contextlib.AbstractContextManager[Watch]]
+# Shows one attempt as it goes: given the run's number, the run, what was at fault in each of its
+# attempts before, and seconds at most, it yields what takes the rows.
+Show = Callable[[int, Json, Sequence[Sequence[str]], float], AbstractContextManager[Watch]]
 
 
 def run_config(
@@ -68,8 +75,8 @@ def done_already(folder: Path, run: Json) -> bool:
     return path.is_file()
 
 
-def _job(folder: Path, run: Json, plan: Json, endpoint: Endpoint, config_sha256: str) -> Job:
-    intervals = plan["intervals"]
+def _job(part: Path, run: Json, plan: Json, endpoint: Endpoint, config_sha256: str) -> Job:
+    intervals, folder = plan["intervals"], part.parent.parent
     return Job(
         run_id=run["run_id"],
         url=endpoint.gateway_url,
@@ -80,7 +87,7 @@ def _job(folder: Path, run: Json, plan: Json, endpoint: Endpoint, config_sha256:
         corpus_path=str(folder / "corpus.jsonl"),
         corpus_sha256=plan["corpus_sha256"],
         config_sha256=config_sha256,
-        out_path=str(folder / "runs" / run["run_id"] / "requests.jsonl"),
+        out_path=str(part / "requests.jsonl"),
         **intervals,
     )
 
@@ -92,6 +99,45 @@ async def _endpoint(external: Endpoint | None, run: Json, run_dir: Path) -> Asyn
         return
     async with stack(run["admission"], run["topology"], run_dir / "stack") as endpoint:
         yield endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Demo:
+    """What all runs of a plan have in common."""
+
+    folder: Path
+    plan: Json
+    plan_sha256: str
+    identity: Mapping[str, str]
+    external: Endpoint | None
+
+    async def run(self, number: int, run: Json, show: Show) -> None:
+        """Measure until the client keeps up, so often at most; spoilt attempts are kept."""
+        folder, run_id = self.folder, run["run_id"]
+        planned = staging.arrivals_of(trace_path(folder, run["trace"]))
+        staging.drop_attempts(folder, run_id)
+        (folder / "runs" / run_id / "samples.jsonl").unlink(missing_ok=True)
+        before: list[list[str]] = []
+        while True:
+            part = staging.part_of(folder, run_id)
+            await self._attempt(part, run, partial(show, number, run, before))
+            faults = staging.faults_of(part, run, self.plan, planned)
+            if not faults or len(before) == staging.RERUNS:
+                break
+            before.append(faults)
+            staging.keep(part, run_id, len(before))
+        staging.keep(part, run_id, None)
+
+    async def _attempt(
+        self, part: Path, run: Json, show: Callable[[float], AbstractContextManager[Watch]]
+    ) -> None:
+        plan = self.plan
+        limit_s = sum(plan["intervals"][k] for k in ("ramp_s", "window_s", "drain_s"))
+        async with _endpoint(self.external, run, part) as endpoint:
+            config = run_config(run, plan, self.plan_sha256, endpoint, self.identity)
+            job = _job(part, run, plan, endpoint, write_config(part, config))
+            with show(limit_s) as watch:
+                await carry_out(job, part, endpoint.admin_url, endpoint.engine_urls, watch)
 
 
 async def conduct(
@@ -107,20 +153,13 @@ async def conduct(
         folder: with corpus, traces and plan.
         runs: which of the plan's, in order.
         identity: image, model and tokenizer of the engines.
-        show: the live view.
+        show: the live view of each attempt.
         external: a server that runs already, used as it is for every run.
 
     Raises:
         BenchError: the stack or the replay failed; records of earlier runs stay.
     """
     plan, plan_sha256 = read_json(folder / "plan.json"), file_digest(folder / "plan.json")
-    limit_s = sum(plan["intervals"][k] for k in ("ramp_s", "window_s", "drain_s"))
+    demo = _Demo(folder, plan, plan_sha256, identity, external)
     for number, run in enumerate(runs, start=1):
-        run_dir = folder / "runs" / run["run_id"]
-        (run_dir / "samples.jsonl").unlink(missing_ok=True)
-        async with _endpoint(external, run, run_dir) as endpoint:
-            config = run_config(run, plan, plan_sha256, endpoint, identity)
-            sha256 = write_config(run_dir, config)
-            job = _job(folder, run, plan, endpoint, sha256)
-            with show(number, run, limit_s) as watch:
-                await carry_out(job, run_dir, endpoint.admin_url, endpoint.engine_urls, watch)
+        await demo.run(number, run, show)

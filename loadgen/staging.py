@@ -14,10 +14,22 @@ from loadgen.analyse import reduce_run
 from loadgen.files import read_bytes, read_json
 from loadgen.record import decode_requests, strict_json
 
-__all__ = ["attempts_kept", "clear", "faults_of", "finished", "keep", "part_of", "settle"]
+__all__ = [
+    "RERUNS",
+    "arrivals_of",
+    "attempts_kept",
+    "clear",
+    "drop_attempts",
+    "faults_of",
+    "finished",
+    "keep",
+    "part_of",
+    "settle",
+]
 
 Json = Mapping[str, Any]
 FILES = ("config.json", "requests.jsonl", "samples.jsonl")
+RERUNS = 2  # of a run that the client spoilt
 
 
 def finished(folder: Path, run_id: str) -> bool:
@@ -32,6 +44,17 @@ def finished(folder: Path, run_id: str) -> bool:
 def attempts_kept(folder: Path, run_id: str) -> int:
     """Return how many spoilt attempts of a run lie beside it."""
     return len(list((folder / "runs").glob(f"{run_id}.invalid-*")))
+
+
+def drop_attempts(folder: Path, run_id: str) -> None:
+    """Remove the spoilt attempts of a run that is measured anew."""
+    for path in (folder / "runs").glob(f"{run_id}.invalid-*"):
+        shutil.rmtree(path)
+
+
+def arrivals_of(trace: Path) -> int:
+    """Return how many arrivals a frozen trace holds."""
+    return sum(bool(line.strip()) for line in read_bytes(trace).splitlines())
 
 
 def part_of(folder: Path, run_id: str) -> Path:

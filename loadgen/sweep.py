@@ -19,7 +19,7 @@ from typing import Any
 from loadgen import staging
 from loadgen.asking import healthy, settled
 from loadgen.corpus import load_corpus
-from loadgen.files import file_digest, read_bytes, read_json, write_json
+from loadgen.files import file_digest, read_json, write_json
 from loadgen.launchers import launcher_of
 from loadgen.launching import Launcher, Need, need_of, start_name
 from loadgen.pace import Pace
@@ -35,7 +35,6 @@ __all__ = ["Outcome", "Tell", "conduct_sweep"]
 
 Json = Mapping[str, Any]
 Tell = Callable[[Json], None]
-RERUNS = 2
 TRIES = 3
 
 
@@ -235,10 +234,10 @@ class _Sweep:
     async def _run(self, started: Started, run: Json) -> bool:
         """Measure until the client keeps up; False where the next attempt needs fresh servers."""
         kept = staging.attempts_kept(self._folder, run["run_id"])
-        for attempt in range(kept + 1, RERUNS + 2):
+        for attempt in range(kept + 1, staging.RERUNS + 2):
             if not await self._attempt(started, run, attempt):
                 return True
-            if self._plan["kind"] == "prefix_reuse" and attempt <= RERUNS:
+            if self._plan["kind"] == "prefix_reuse" and attempt <= staging.RERUNS:
                 return False
         return True
 
@@ -256,7 +255,7 @@ class _Sweep:
         job = job_of(self._folder, part, run, self._plan, started, sha256)
         await carry_out(job, part, endpoint.admin_url, endpoint.engine_urls, self._row)
         faults = staging.faults_of(part, run, self._plan, self._count(run))
-        last = attempt > RERUNS
+        last = attempt > staging.RERUNS
         staging.keep(part, run_id, attempt if faults and not last else None)
         self._pace.ran(time.monotonic() - began_s)
         self._tell({"event": "run-end", "run_id": run_id, "attempt": attempt, "faults": faults})
@@ -278,6 +277,5 @@ class _Sweep:
         """Return how many arrivals the run's trace holds."""
         name = run["trace"]
         if name not in self._planned:
-            lines = read_bytes(trace_path(self._folder, name)).splitlines()
-            self._planned[name] = sum(bool(line.strip()) for line in lines)
+            self._planned[name] = staging.arrivals_of(trace_path(self._folder, name))
         return self._planned[name]

@@ -40,7 +40,10 @@ def _hours(seconds: float) -> str:
 
 def _effort_line(told: Mapping[str, Any]) -> str:
     least, most = _hours(told["least_s"]), _hours(told["most_s"])
-    return f"{told['runs']} runs on {told['engine_starts']} engine starts: {least} to {most}"
+    return (
+        f"{told['runs']} runs on {told['engine_starts']} engine starts: {least} to {most} at time "
+        "scale 1"
+    )
 
 
 def _plan_demo(folder: Path, console: Console) -> int:
@@ -79,12 +82,19 @@ def _planned(path: Path) -> tuple[Mapping[str, Any], TraceOf]:
         plan, named = preview(read_sweep(path)), path
     if plan["kind"] != "sweep":
         raise BenchError(
-            f"{named}: a {plan['kind']} plan has no forecast of this kind; `bench simulate` on the "
-            "planned folder says what to expect"
+            f"{named}: a {plan['kind']} plan has no forecast of this kind; play all of it in "
+            f"virtual time instead: {_instead(path)}"
         )
     if not path.is_dir():
         return plan, drawn_trace
     return plan, lambda _, run: named_trace(path, run)
+
+
+def _instead(path: Path) -> str:
+    folder = path if path.is_dir() else Path("out") / path.stem
+    planned = "" if path.is_dir() else f"sluicegate bench plan {path} --out {folder} && "
+    verbs = " && ".join(f"sluicegate bench {v} {folder}/sim" for v in ("analyse", "decide"))
+    return f"{planned}sluicegate bench simulate {folder} && {verbs}"
 
 
 def _check(args: Args, console: Console) -> int:

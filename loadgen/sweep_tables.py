@@ -8,7 +8,7 @@ from typing import Any
 
 from loadgen.page import Cell
 from loadgen.tables import cell, verdict_line
-from loadgen.words import measure_words, p_words
+from loadgen.words import NO_VERDICT, measure_words, p_words
 
 __all__ = [
     "CELL_COLUMNS",
@@ -20,12 +20,14 @@ __all__ = [
     "absences",
     "cell_rows",
     "checks",
+    "conclusion_lines",
     "guard_rows",
     "lag_rows",
     "length_rows",
     "named_rows",
     "preemption_rows",
     "stratum_rows",
+    "why_lines",
 ]
 
 Json = Mapping[str, Any]
@@ -236,8 +238,13 @@ def guard_rows(analysis: Json) -> list[Row]:
 def conclusion_lines(analysis: Json, decision: Json) -> list[str]:
     """Return the verdict, its reasons, and the price of what is superior, for a terminal."""
     verdict = verdict_line(decision, virtual=analysis.get("virtual", False))
-    broken = _broken_guards(analysis) if "comparisons" in analysis else []
-    return [verdict, *decision["reasons"], *broken, *decision.get("more_rounds", ())]
+    none = [NO_VERDICT] if decision["verdict"] == "none" else []
+    return [verdict, *none, *why_lines(analysis, decision), *decision.get("more_rounds", ())]
+
+
+def why_lines(analysis: Json, decision: Json) -> list[str]:
+    """Return the decision's reasons, and the price of what is superior."""
+    return [*decision["reasons"], *(_broken_guards(analysis) if "comparisons" in analysis else ())]
 
 
 def _broken_guards(analysis: Json) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "COLUMNS",
+    "attempt_lines",
     "cell",
     "change_lines",
     "pool_lines",
@@ -115,6 +116,16 @@ def change_lines(analysis: Json) -> list[str]:
     labels = {r["run_id"]: r["label"] for r in analysis["runs"]}
     return [
         f"{labels[c['run_id']]}, {c['class']}: {', '.join(_change(c))}" for c in analysis["changes"]
+    ]
+
+
+def attempt_lines(analysis: Json) -> list[str]:
+    """Return what was at fault in each attempt that was run again."""
+    labels = {r["run_id"]: r["label"] for r in analysis["runs"]}
+    return [
+        f"{labels[a['run_id']]}, attempt {a['attempt']}, kept and run again: {fault}"
+        for a in analysis.get("attempts", ())
+        for fault in a["faults"]
     ]
 
 

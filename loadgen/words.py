@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "GLOSSARY",
     "MEASURE_WORDS",
+    "NO_VERDICT",
     "headline",
     "measure_words",
     "next_steps",
@@ -109,6 +110,7 @@ MEASURE_WORDS = {
     "attainment": "attainment",
     "failures": "failures",
 }
+NO_VERDICT = "There is no verdict for runs of this kind"
 MISSING = re.compile(r"incomplete: (\S+) is missing")
 HOLM = re.compile(r"Holm p ([0-9.e-]+)")
 GATES = "in every gate stratum"
@@ -217,9 +219,7 @@ def _by_verdict(analysis: Json, decision: Json) -> list[str]:
             "then analyse and decide again."
         ],
     }
-    return steps.get(
-        word, ["There is no verdict for runs of this kind: the contrasts stand above."]
-    )
+    return steps.get(word, [f"{NO_VERDICT}: the contrasts stand above."])
 
 
 def next_steps(analysis: Json, decision: Json) -> list[str]:

@@ -15,7 +15,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.engine.vllm import ENTRY, ENVIRONMENT, begin, free_port, model, python, ready
+from tests.engine.vllm import (
+    ENTRY,
+    ENVIRONMENT,
+    begin,
+    carried_out,
+    end_in_order,
+    free_port,
+    model,
+    python,
+    ready,
+)
 
 LIMITS = {
     "max_num_batched_tokens": 2048,
@@ -76,8 +86,10 @@ def sluicegate(*words: str | Path, tries: int = 1) -> None:
     """Run a command of the product, up to so many times; raises CalledProcessError."""
     print("$ sluicegate", *words, flush=True)
     command = [sys.executable, "-m", "gateway", *map(str, words)]
-    while subprocess.run(command, check=tries == 1).returncode:
+    while status := carried_out(command):
         tries -= 1
+        if not tries:
+            raise subprocess.CalledProcessError(status, command)
 
 
 def calibrate(folder: Path) -> None:
@@ -125,6 +137,7 @@ def write_plan(folder: Path) -> Path:
 
 def main(words: Sequence[str]) -> int:
     """Do all of it and print the comparison."""
+    end_in_order()
     folder = Path(words[0] if words else "out/prediction").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "step-model.json").is_file():

@@ -8,11 +8,10 @@ random weights and is small; the point is that everything holds together on the 
 """
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.engine.vllm import ENTRY, ENVIRONMENT, model, python
+from tests.engine.vllm import ENTRY, ENVIRONMENT, carried_out, end_in_order, model, python
 
 __all__ = ["sweep_file"]
 
@@ -52,7 +51,8 @@ def main() -> int:
     path = out / "sweep.toml"
     path.write_text(sweep_file())
     words = [sys.executable, "-m", "gateway", "bench", "all", str(path), "--out", str(out)]
-    return subprocess.run(words, check=False).returncode
+    end_in_order()
+    return carried_out(words)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,18 @@ from loadgen.tether import tethered
 from tests.e2e.harness import caller, eventually
 from tests.engine.install import complete, home
 
-__all__ = ["ENTRY", "ENVIRONMENT", "Engine", "begin", "free_port", "model", "python", "ready"]
+__all__ = [
+    "ENTRY",
+    "ENVIRONMENT",
+    "Engine",
+    "begin",
+    "carried_out",
+    "end_in_order",
+    "free_port",
+    "model",
+    "python",
+    "ready",
+]
 
 # The package for CPUs has no working ``vllm`` command: it asks for metadata under another name.
 ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry", "--model")
@@ -124,6 +135,29 @@ def begin(folder: Path, name: str, flags: Sequence[str], log: Path) -> Engine:
             start_new_session=True,
         )
     return Engine(f"http://127.0.0.1:{port}", folder / name, log, process)
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def end_in_order() -> None:
+    """Take a request to end as a reason to stop what was begun first.
+
+    The tether alone does not do: an engine that is told to end while it starts may go on.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+
+
+def carried_out(words: Sequence[str]) -> int:
+    """Run a command to its end and return its status; if we end first, it is told to, too."""
+    with subprocess.Popen(tethered(words)) as process:
+        try:
+            return process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
 
 
 def ready(engine: Engine) -> Engine:

@@ -20,7 +20,14 @@ def run(run_id="a", faults=(), work=0.5):
 def test_a_run_whose_client_was_at_fault_makes_everything_invalid():
     decision = decide(analysis(run(), run("b", ["loop lag 30 ms"], work=2.0)), "x")
     assert decision["verdict"] == "invalid"
-    assert decision["reasons"] == ["b: loop lag 30 ms"]
+    busy, fault = decision["reasons"]
+    assert busy.startswith("this machine was too busy for the measuring client")
+    assert fault == "b: loop lag 30 ms"
+
+
+def test_a_fault_that_is_not_the_machine_s_is_not_called_its():
+    decision = decide(analysis(run("b", ["offered 3 requests, planned 4"])), "x")
+    assert decision["reasons"] == ["b: offered 3 requests, planned 4"]
 
 
 def test_a_pool_offered_more_than_its_engines_can_do_is_a_matter_of_capacity():

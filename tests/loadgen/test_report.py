@@ -41,3 +41,11 @@ def test_an_invalid_run_is_shown_with_its_reason(demo):
     analysis["runs"][0]["faults"] = ["loop lag 99 <ms>"]
     page = render_report(analysis, decision, [], "")
     assert "loop lag 99 &lt;ms&gt;" in page
+
+
+def test_an_attempt_that_was_run_again_stays_in_the_report(demo):
+    found, decision = (read_json(demo[0] / f"{name}.json") for name in ("analysis", "decision"))
+    told = {"run_id": found["runs"][0]["run_id"], "attempt": "1", "faults": ["loop lag 34 <ms>"]}
+    page = render_report({**found, "attempts": [told]}, decision, [], "")
+    said = "pass-through, shared, attempt 1, kept and run again: loop lag 34 &lt;ms&gt;"
+    assert page.index("What was invalid") < page.index(said) < page.index("Checks")

@@ -4,6 +4,7 @@ from xml.etree import ElementTree as ET
 import orjson
 import pytest
 
+from loadgen.evidence import pack
 from loadgen.files import read_json, write_json
 from loadgen.results import verify_folder
 from tests.loadgen.made import analysis, plan
@@ -64,8 +65,44 @@ def test_what_is_not_made_yet_is_named_with_the_verb_that_makes_it(
 ):
     (swept / f"{name}.json").unlink()
     assert bench(asked, *([swept] * (2 if asked == "compare" else 1)))[0] == 2
-    said = f"{swept}: has no {name}.json yet; run: sluicegate bench {verb} {swept}"
+    said = f"{swept}/{name}.json: is not there yet; run: sluicegate bench {verb} {swept}"
     assert said in " ".join(capsys.readouterr().err.split("\n"))
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_report_without_runs_names_what_is_missing_first(swept, capsys, simulated):
+    for name in ("analysis.json", "decision.json"):
+        (swept / name).unlink()
+    (swept / "sim").mkdir()
+    (swept / "runs").rename(swept / "sim" / ("runs" if simulated else "away"))
+    assert bench("report", swept)[0] == 2
+    said = "".join(capsys.readouterr().err.split("\n"))
+    assert f"{swept}/runs: is not there yet; run: sluicegate bench run {swept}" in said
+    assert (f"a results folder of its own: {swept}/sim" in said) is simulated
+
+
+@pytest.mark.parametrize("verb", ["report", "analyse", "decide", "verify"])
+def test_a_folder_of_something_else_is_not_to_be_planned_into(tmp_path, capsys, verb):
+    (tmp_path / "rehearsal.json").write_text("{}")
+    assert bench(verb, tmp_path)[0] == 2
+    said = "".join(capsys.readouterr().err.split("\n"))
+    assert f"{tmp_path}: is no results folder: it has no plan.json" in said
+    assert "bench plan" not in said
+
+
+@pytest.mark.parametrize("verb", ["report", "analyse"])
+def test_packed_evidence_is_to_be_taken_apart_first(swept, tmp_path, capsys, verb):
+    pack(swept, tmp_path / "packed")
+    assert bench(verb, tmp_path / "packed")[0] == 2
+    said = "".join(capsys.readouterr().err.split("\n"))
+    assert f"run: sluicegate bench unpack {tmp_path}/packed --out out/packed" in said
+
+
+def test_an_expectation_that_is_not_analysed_is_named_with_its_verb(swept, tmp_path, capsys):
+    other = shutil.copytree(swept, tmp_path / "sim")
+    (other / "analysis.json").unlink()
+    assert bench("report", swept, "--expected", other)[0] == 2
+    assert f"run: sluicegate bench analyse {other}" in "".join(capsys.readouterr().err.split("\n"))
 
 
 def test_a_decision_before_the_analysis_says_what_to_run(swept, capsys):

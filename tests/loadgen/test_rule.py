@@ -148,7 +148,10 @@ def test_a_missing_run_of_the_baseline_makes_the_sweep_invalid():
 
 def test_a_client_faulty_run_of_the_baseline_makes_the_sweep_invalid():
     found = decided(faulty={"r2-B0-80-20-near"})
-    assert found["reasons"] == ["r2-B0-80-20-near is client-faulty: loop lag 99.0 ms, limit 25 ms"]
+    said, advice = found["reasons"]
+    assert said == "r2-B0-80-20-near is client-faulty: loop lag 99.0 ms, limit 25 ms"
+    assert advice.startswith("this machine was too busy for the measuring client")
+    assert "close other work on it" in advice
 
 
 @pytest.mark.parametrize("how", ["without", "faulty"])

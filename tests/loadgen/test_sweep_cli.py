@@ -25,6 +25,7 @@ def test_a_sweep_is_planned_simulated_analysed_decided_and_verified(tmp_path):
     code, printed = bench("plan", write(tmp_path), "--out", out)
     assert code == 0
     assert printed.splitlines()[0].startswith("12 runs on 6 engine starts: ")
+    assert printed.splitlines()[0].endswith(" at time scale 1")
     assert f"{out}/plan.json: 12 runs" in printed
     code, printed = bench("simulate", out / "plan.json", "--out", tmp_path / "sim")
     assert code == 0
@@ -100,4 +101,14 @@ def test_a_plan_of_another_kind_is_said_to_have_no_forecast_and_what_has_one(cap
     assert code != 0
     said = capsys.readouterr().err
     assert "prefix_reuse.toml: a prefix_reuse plan has no forecast" in said
-    assert "`bench simulate`" in said
+    path = DEFAULT.with_name("prefix_reuse.toml")
+    commands = said.rpartition("instead: ")[2].split(" && ")
+    assert commands[0] == f"sluicegate bench plan {path} --out out/prefix_reuse"
+    verbs = argparse.ArgumentParser()
+    add_bench_parser(verbs.add_subparsers(dest="command"))
+    assert [verbs.parse_args(command.split()[1:]).verb for command in commands] == [
+        "plan",
+        "simulate",
+        "analyse",
+        "decide",
+    ]

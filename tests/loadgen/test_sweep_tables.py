@@ -94,6 +94,9 @@ def test_a_terminal_is_told_what_a_superior_candidate_costs(sweep_once):
         "C2 against B0: long p95 TTFT unbounded or not measured: guardrail +10.0% not held",
     } <= set(told)
     assert len(told) == sum(not rail["held"] for rail in c2["guardrails"].values())
+    assert conclusion_lines(found, {**decision, "verdict": "none"})[1] == (
+        "There is no verdict for runs of this kind"
+    )
     virtual = conclusion_lines({**found, "virtual": True}, {**decision, "synthetic": False})
     assert virtual[0].endswith(" [virtual time: no engine ran, not deployable]")
 
