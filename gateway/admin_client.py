@@ -5,6 +5,7 @@ another; then all are looked at again. Where one fails after others have changed
 back as they were, and what could not be put back is named.
 """
 
+import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from gateway.origin import UNIX
 
 __all__ = [
     "ADMIN_URL",
+    "URL_VARIABLE",
     "Admin",
     "AdminError",
     "Operated",
@@ -27,9 +29,11 @@ __all__ = [
     "client_tls",
     "put_back",
     "unreached",
+    "usual_url",
 ]
 
 ADMIN_URL = "http://127.0.0.1:8081"  # where a gateway's [admin] listens unless it says otherwise
+URL_VARIABLE = "SLUICEGATE_ADMIN_URL"
 TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 
@@ -110,8 +114,13 @@ def unreached(error: Exception) -> str:
     said = str(error) or repr(error)
     return (
         f"no answer: {said} (--admin-url names a gateway's operators' listener, [admin] host "
-        f"and port of its configuration; left out, it is {ADMIN_URL})"
+        f"and port of its configuration; left out, it is ${URL_VARIABLE} or {ADMIN_URL})"
     )
+
+
+def usual_url() -> str:
+    """The gateway that is meant where none is named."""
+    return os.environ.get(URL_VARIABLE, "").strip() or ADMIN_URL
 
 
 def client_of(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> httpx.Client:

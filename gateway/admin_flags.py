@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.admin_client import ADMIN_URL, Admin, client_tls
+from gateway.admin_client import ADMIN_URL, URL_VARIABLE, Admin, client_tls, usual_url
 from gateway.command import UsageError, add_json
 
 __all__ = ["TOKEN_VARIABLE", "add_admin_flags", "admins_of", "look", "print_answers"]
@@ -22,7 +22,7 @@ def add_admin_flags(parser: Any, *, optional: bool = False) -> None:
         parser: of the verb.
         optional: no gateway is spoken to unless one is named.
     """
-    usual = "left out: none is asked" if optional else ADMIN_URL
+    usual = "left out: none is asked" if optional else f"${URL_VARIABLE}, or {ADMIN_URL}"
     parser.add_argument(
         "--admin-url",
         action="append",
@@ -46,7 +46,7 @@ def admins_of(args: argparse.Namespace) -> list[Admin]:
     Raises:
         UsageError: a flag can't be used, or there is no token.
     """
-    urls = args.admin_url or [ADMIN_URL]
+    urls = args.admin_url or [usual_url()]
     if len(set(urls)) < len(urls):
         raise UsageError("--admin-url: names a gateway twice")
     if (args.cert_file is None) != (args.key_file is None):

@@ -8,11 +8,11 @@ from typing import Any
 
 from gateway.admin_client import Admin, AdminError
 from gateway.admin_flags import add_admin_flags, admins_of
-from gateway.command import UsageError, add_verb
+from gateway.command import UsageError, add_verb, plain
 from gateway.record_flags import add_record_flags, record_options
 from gateway.thresholds import Metric, ThresholdError, from_text, to_json
 
-__all__ = ["add_canary_flags", "add_watch_verb", "canary_options"]
+__all__ = ["add_canary_flags", "add_watch_verb", "canary_options", "standing"]
 
 EVERY_S = 1.0
 ACTIVE = frozenset({"watching", "breached"})
@@ -108,7 +108,16 @@ def _row(admin: Admin, route: str) -> dict[str, Any]:
     raise AdminError(admin.url, f"{route}: no canary was watched (watched: {known})")
 
 
+def standing(row: Mapping[str, Any]) -> str:
+    """How a watch stands, in a few words: of one that is over, when it began and how it ended."""
+    if row["state"] in ACTIVE:
+        return f"{row['state']} {row['verdict'] or ''}".rstrip()
+    return plain(f"{row['state']}, began {row['since']} ({row['why']})")
+
+
 def _line(row: Mapping[str, Any]) -> str:
+    if row["state"] == "ended":
+        return f"{standing(row)}, candidate {row['candidate']}"
     head = f"{row['state']:<9} {row['verdict'] or '-':<7} {row['candidate']} {row['weight']:g} %"
     figures = [_figure(f) for f in row["figures"] if f["verdict"] != "hold"]
     return "  ".join([head, *figures, f"({row['why']})" if row["why"] else ""]).rstrip()

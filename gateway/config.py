@@ -208,7 +208,14 @@ def _keyring(
     Raises:
         ConfigError: the file can't be read, or a key names an unknown service class or model.
     """
-    file = validated(schema.KeyFile, read_text(path, *named_by), path)
+    try:
+        text = read_text(path, *named_by)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        way = "sluicegate keys new makes it, with its first key"
+        raise ConfigError(*named_by, f"{error.reason} ({way})") from error
+    file = validated(schema.KeyFile, text, path)
     records = file.key
     raise_all(path, (*revoked_faults(file.revoked, document), *key_faults(records, document)))
     entries = {

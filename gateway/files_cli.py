@@ -88,14 +88,17 @@ def _new(args: argparse.Namespace) -> int:
         configured = known_service_class(args.config, args.service_class)
         file = file or configured
     made = make_key(args.id, args.service_class)
+    is_new = file is not None and not file.exists()
     if file is not None:
         made.append_to(file)
     if args.json:
-        where = {"record": made.record} if file is None else {"keys_file": str(file)}
+        kept = {"keys_file": str(file), "created": is_new}
+        where = {"record": made.record} if file is None else kept
         print(json.dumps({"id": args.id, "key": made.key, **where}))
         return 0
     print(f"key (shown once): {made.key}")
-    print(made.record if file is None else f"its digest is in {file}")
+    told = f"its digest is in {file}{', which was not there and is now' if is_new else ''}"
+    print(made.record if file is None else told)
     return 0
 
 

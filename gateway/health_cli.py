@@ -11,7 +11,14 @@ from typing import Any
 
 import httpx
 
-from gateway.admin_client import ADMIN_URL, client_of, client_tls, unreached
+from gateway.admin_client import (
+    ADMIN_URL,
+    URL_VARIABLE,
+    client_of,
+    client_tls,
+    unreached,
+    usual_url,
+)
 from gateway.command import Said, add_json, add_verb
 
 __all__ = ["add_health_verb"]
@@ -19,7 +26,7 @@ __all__ = ["add_health_verb"]
 
 def _health(args: argparse.Namespace) -> int:
     path = "/health/live" if args.live else "/health/ready"
-    url = args.admin_url.rstrip("/")
+    url = (args.admin_url or usual_url()).rstrip("/")
     good, told = _ask(url, path, args)
     if args.json:
         print(json.dumps({"url": url, "ok": good, **told}))
@@ -50,7 +57,9 @@ def add_health_verb(verbs: Any, said: Said) -> None:
     health = add_verb(verbs, "health", _health, said["health"], _HEALTH)
     health.add_argument("--live", action="store_true", help="only whether it answers, ready or not")
     health.add_argument(
-        "--admin-url", default=ADMIN_URL, metavar="URL", help=f"its admin listener ({ADMIN_URL})"
+        "--admin-url",
+        metavar="URL",
+        help=f"its admin listener (${URL_VARIABLE}, or {ADMIN_URL})",
     )
     health.add_argument("--ca-file", type=Path, metavar="FILE", help="authority of its certificate")
     health.add_argument(

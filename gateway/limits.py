@@ -133,7 +133,9 @@ def amended(
         elif check(value):
             entries[path] = Entry(value, by, until_s)
         else:
-            raise LimitError(f"{path}: must be {words}, or null to take it back")
+            raise LimitError(
+                f"{path}: must be {words}; null, or default in limits set, takes it back"
+            )
     if len(entries) > MAX_ENTRIES:
         raise LimitError(f"{next(iter(changes))}: more than {MAX_ENTRIES} limits are set")
     return Overlay(overlay.revision + 1, MappingProxyType(entries))

@@ -215,15 +215,19 @@ def previous(
 
     Args:
         table: the table in force.
-        history: the tables before it, newest first.
+        history: the tables before it, newest first; it may be among them.
         keys: the routes in question; None: those whose pools changed last.
 
     Raises:
         RouteError: one has no such state, or it leads where the route goes now.
     """
+    tables = tuple(history)
+    oldest = tables[-1] if tables else table
+    # Then no revision that could be named differs either.
+    if oldest.revision == 1 and all(earlier.routes == table.routes for earlier in tables):
+        raise RouteError("no route has moved yet: there is nothing to go back to")
     latest = max(route.since for route in table.routes.values())
     asked = keys or [key for key, route in table.routes.items() if route.since == latest]
-    tables = tuple(history)
     return {key: _before(table.routes[key], key, tables) for key in asked}
 
 

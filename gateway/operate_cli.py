@@ -68,14 +68,14 @@ def _tell_limits(args: argparse.Namespace, seen: Sequence[tuple[str, dict[str, A
             until = "" if left_s is None else f", for {left_s:.0f} s more"
             print(f"  set {path} = {json.dumps(entry['value'])}  by {entry['by']}{until}")
         print_table(_flow_rows(limits["flows"]))
-        print_table(limits["engines"])
+        print_table([{**row, "engine": f"engine.{row['engine']}"} for row in limits["engines"]])
 
 
 def _flow_rows(flows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     named = ("model", "size_class", "service_class")
     return [
         {
-            "flow": ".".join(flow[key] for key in named),
+            "flow": ".".join(("flow", *(flow[key] for key in named))),
             **{key: value for key, value in flow.items() if key not in named},
         }
         for flow in flows
@@ -108,6 +108,8 @@ def _usage(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(list(rows.values())))
         return 0
+    if not rows:
+        print("nobody has called since the start")
     columns = ("key_id", "requests", "refusals", "prompt_tokens", "completion_tokens")
     print_table([{column: row.get(column) for column in columns} for row in rows.values()])
     return 0
@@ -123,7 +125,9 @@ def _probe(args: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415  not needed by other verbs
 
     from gateway.capability import probe_priority  # noqa: PLC0415
+    from gateway.descriptors import raise_limit  # noqa: PLC0415
 
+    raise_limit()  # an answer for each seat of the engine, and more, is asked for at once
     key = None if args.api_key_file is None else args.api_key_file.read_text().strip()
     url = args.url.rstrip("/")
     asked = probe_priority(
@@ -132,10 +136,10 @@ def _probe(args: argparse.Namespace) -> int:
     report = asyncio.run(asked)
     if args.json:
         shown = {"verdict": report.verdict, "evidence": list(report.evidence), "ok": report.ok}
-        print(json.dumps(shown))
+        print(json.dumps(shown | ({"advice": report.advice} if report.advice else {})))
     else:
         print(report.verdict)
-        for line in report.evidence:
+        for line in (*report.evidence, *filter(None, [report.advice])):
             print(f"  {line}")
     return 0 if report.ok else 1
 
@@ -169,7 +173,7 @@ def add_operator_verbs(verbs: Any, said: Said) -> None:
         "assignment",
         nargs="+",
         metavar="PATH=VALUE",
-        help="a path as limits show prints it; default takes it back",
+        help="a row's name of limits show, a dot, a column's name; default takes it back",
     )
     _address(setting, expires=True)
     effect = "refuse new requests of a flow, or give an engine none"
@@ -189,14 +193,20 @@ def add_operator_verbs(verbs: Any, said: Said) -> None:
 
 
 def _add_probe(engines: Any) -> None:
-    probe = add_verb(
-        engines, "probe", _probe, "find out whether an idle engine honours priorities", _PROBE
+    said = (
+        "find out whether an idle engine honours priorities: fills its seats with up to twice as "
+        "many long answers as --max-num-seqs, and ends them when it knows"
     )
+    probe = add_verb(engines, "probe", _probe, said, _PROBE)
     probe.add_argument("url", metavar="URL", help="of the engine, not of a gateway")
     probe.add_argument("--model", required=True, metavar="NAME", help="as the engine calls it")
     probe.add_argument("--api-key-file", type=Path, metavar="FILE", help="the engine's own key")
     probe.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for all of it (60)"
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="for all of it (60); an engine of a thousand seats, or a busy machine, may need more",
     )
     said = "authority of its certificate (the system's)"
     probe.add_argument("--ca-file", type=Path, metavar="FILE", help=said)

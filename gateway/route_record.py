@@ -11,7 +11,15 @@ from gateway.audit import digest_of
 from gateway.domain import AdmissionMode
 from gateway.routing import ModelName, Route, RouteTable
 
-__all__ = ["changes", "kept", "read_back", "route_view", "routes_digest", "table_digest"]
+__all__ = [
+    "changes",
+    "kept",
+    "read_back",
+    "route_view",
+    "routes_digest",
+    "table_digest",
+    "touched",
+]
 
 
 def kept(table: RouteTable) -> dict[str, Any]:
@@ -80,6 +88,21 @@ def changes(before: RouteTable, after: RouteTable) -> list[dict[str, Any]]:
         }
         for name in sorted(before.draining ^ after.draining)
     ]
+
+
+def touched(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The routes and pools in which two tables differ, by name; both as ``kept`` wrote them."""
+    old, new = _kept_routes(before), _kept_routes(after)
+    routes = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    drains = set(before["draining"]) ^ set(after["draining"])
+    return routes + sorted(drains - set(routes))
+
+
+def _kept_routes(body: Mapping[str, Any]) -> dict[str, Any]:
+    told = ("stable_pool", "candidate_pool", "candidate_weight", "mode")
+    return {
+        f"{row['model']}/{row['size_class']}": [row[key] for key in told] for row in body["routes"]
+    }
 
 
 def table_digest(table: RouteTable) -> str:

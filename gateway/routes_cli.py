@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway.admin_flags import add_admin_flags, admins_of, look, print_answers
-from gateway.canary_cli import add_canary_flags, add_watch_verb, canary_options
+from gateway.canary_cli import add_canary_flags, add_watch_verb, canary_options, standing
 from gateway.command import Said, UsageError, add_group, add_verb, plain, print_table
 from gateway.rehearsal_flags import add_rehearse_verbs
 from gateway.route_client import Asked, ask_all, carry_out, set_pool
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_route_verbs"]
 
-ASKED_ABOUT = frozenset({"flip", "promote", "rollback"})
+ASKED_ABOUT = frozenset({"flip", "promote", "rollback", "drain"})
 SHOWN_MOVES = 5
+SHOWN_NAMES = 3
 
 
 # -- looking -------------------------------------------------------------------------------
@@ -41,13 +42,22 @@ def _show(args: argparse.Namespace) -> int:
         for row in routes["drains"]:
             print(f"  drain of {row['drain']}: {row['state']}, {row['remaining']} left")
         for row in routes["watches"]:
-            print(f"  watch of {row['route']}: {row['state']} {row['verdict'] or ''}".rstrip())
+            print(f"  watch of {row['route']}: {standing(row)}")
         for row in routes["history"][:SHOWN_MOVES]:
-            why = f": {plain(row['why'])}" if row["why"] else ""
-            print(
-                f"  revision {row['revision']}  {row['at']}  {row['action']} by {row['who']}{why}"
-            )
+            print(f"  revision {row['revision']}  {row['at']}  {_moved(row)}")
     return 0
+
+
+def _moved(row: Mapping[str, Any]) -> str:
+    what = f"{row['action']} {_few(row['touched'])}".rstrip()
+    why = f": {row['why']}" if row["why"] else ""
+    return plain(f"{what} by {row['who']}{why}")
+
+
+def _few(names: Sequence[str]) -> str:
+    """Routes and pools by name, of many the first."""
+    left = len(names) - SHOWN_NAMES
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {left} more" if left > 0 else "")
 
 
 def _state(routes: Mapping[str, Any]) -> str:
@@ -95,7 +105,9 @@ def _audit(args: argparse.Namespace) -> int:
 
 
 def _entry(entry: Mapping[str, Any]) -> str:
-    what = f"{entry['action']} {entry['route'] or ''}".rstrip()
+    changed = entry["detail"].get("changed", ())
+    touched = [row.get("route") or row.get("pool") for row in changed]
+    what = f"{entry['action']} {entry['route'] or _few(touched)}".rstrip()
     if entry["to_revision"] is not None:
         what += f"  revision {entry['from_revision'] or 0} -> {entry['to_revision']}"
     return plain(f"{what}: {entry['why']}" if entry["why"] else what)
@@ -302,9 +314,9 @@ def _add_moves(routes: Any) -> None:
     )
     for verb in (flip, canary, promote, abort, rollback, drain, undrain):
         _add_common(verb)
-    for verb in (flip, promote, rollback):
+    for verb in (flip, promote, rollback, drain):
         verb.add_argument("--yes", action="store_true", help="do not ask")
-    for verb in (canary, abort, drain, undrain):
+    for verb in (canary, abort, undrain):
         verb.set_defaults(yes=True)
 
 
@@ -339,7 +351,7 @@ _ROLLBACK = """  sluicegate routes rollback
   sluicegate routes rollback demo/short --to-revision 5 --yes --why 'gaps on next'
 """
 _DRAIN = """  sluicegate routes drain next --deadline 60
-  sluicegate routes drain demo/long --deadline 120 --why maintenance
+  sluicegate routes drain demo/long --deadline 120 --yes --why maintenance
   sluicegate routes drain --all
 """
 _UNDRAIN = """  sluicegate routes undrain next

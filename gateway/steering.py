@@ -108,14 +108,8 @@ class Steering:
             "routes": [route_view(r, table.draining) for r in table.routes.values()],
             "pools": self._pools(),
             **rows,
-            "history": [
-                {
-                    "revision": r.revision, "at": r.at, "who": r.who, "action": r.action,
-                    "why": r.why, "from_revision": r.from_revision,
-                }
-                for r in trail.history
-            ],
-        }  # fmt: skip
+            "history": trail.moves(),
+        }
 
     def _pools(self) -> dict[str, Any]:
         views, draining = self._views(), self._table.draining

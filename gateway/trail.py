@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from gateway.audit import CONFIGURATION, GATEWAY, AuditEntry, Note
 from gateway.config import ConfigError, Settings
 from gateway.moves import configured, unknown_pools
-from gateway.route_record import changes, kept, read_back, routes_digest
+from gateway.route_record import changes, kept, read_back, routes_digest, touched
 from gateway.routing import RouteTable
 from gateway.state import Record, Revision, State, StateError
 from gateway.table_rules import table_faults
@@ -52,7 +53,8 @@ class Trail:
     def __init__(self, state: State, wall: Callable[[], datetime]) -> None:
         self.state = state
         self._wall = wall
-        self.history: tuple[Revision, ...] = tuple(state.revisions(SHOWN))
+        # One more than is shown: the oldest that is shown has one before it.
+        self.history: tuple[Revision, ...] = tuple(state.revisions(SHOWN + 1))
 
     @property
     def standing(self) -> str:
@@ -65,6 +67,17 @@ class Trail:
     def last(self) -> Revision | None:
         """The last committed revision."""
         return self.history[0] if self.history else None
+
+    def moves(self) -> list[dict[str, Any]]:
+        """The last revisions, newest first, as operators see them."""
+        told = ("revision", "at", "who", "action", "why", "from_revision")
+        return [
+            {
+                **{key: getattr(row, key) for key in told},
+                "touched": touched(before.table, row.table) if before else [],
+            }
+            for row, before in zip_longest(self.history[:SHOWN], self.history[1:])
+        ]
 
     async def commit(self, draft: Draft) -> AuditEntry:
         """Write a table down; it may take effect afterwards, and not before.
@@ -83,7 +96,7 @@ class Trail:
             digest, kept(draft.table),
         )  # fmt: skip
         entry = self.state.commit(at, note, row, draft.records)
-        self.history = (row, *self.history)[:SHOWN]
+        self.history = (row, *self.history)[: SHOWN + 1]
         return entry
 
     async def note(

@@ -384,9 +384,15 @@ function makeTables() {
     { label: "revision", kind: "name", of: (row) => ({ text: String(row.revision) }) },
     { label: "at", of: (row) => ({ text: moment(row.at) }) },
     { label: "who", of: (row) => ({ text: row.who || "" }) },
-    { label: "change", of: (row) => ({ text: [row.action, row.route].filter(Boolean).join(" ") }) },
+    { label: "change", of: (row) => ({ text: changeName(row) }) },
     { label: "why", of: (row) => ({ text: row.why || "" }) },
   ], "No change was made yet.");
+}
+
+// What a revision did and to which routes and pools, of many the first.
+function changeName(row) {
+  const left = row.touched.length - 3;
+  return [row.action, row.touched.slice(0, 3).join(", "), left > 0 ? `and ${left} more` : ""].filter(Boolean).join(" ");
 }
 
 const METRICS = {
@@ -401,8 +407,9 @@ function watched(rows) {
 }
 
 function verdict(row) {
-  if (row.figure) return { text: row.figure.verdict === "hold" ? "too little data" : row.figure.verdict, tone: TONES[row.figure.verdict] || "" };
-  return { text: row.state, tone: TONES[row.state] || "", sub: `${percent(row.weight)} of callers` };
+  const over = row.state === "ended"; // nothing that anybody has to look after
+  if (row.figure) return { text: row.figure.verdict === "hold" ? "too little data" : row.figure.verdict, tone: over ? "soft" : TONES[row.figure.verdict] || "" };
+  return { text: row.state, tone: TONES[row.state] || "", sub: over ? `began ${moment(row.since)}` : `${percent(row.weight)} of callers` };
 }
 
 // While there is too little data the figures below say so, each for itself.
@@ -478,6 +485,11 @@ function show(live) {
   $("keeping").hidden = !keep;
   write($("keeping"), keep);
   write($("revision"), `revision ${live.routes.revision}`);
+  const back = $("roll-back");
+  if (back) {
+    back.disabled = live.routes.revision === 1;
+    back.title = back.disabled ? "No route has moved yet: there is nothing to go back to." : "";
+  }
   const span = live.window_s >= 59 ? "last minute" : `last ${Math.round(live.window_s)} s`;
   write($("window"), span);
   write($("window-too"), span);
@@ -511,7 +523,7 @@ function tellChanges(before, live) {
   if (!before) return;
   if (live.routes.revision !== before.routes.revision) {
     const last = (live.routes.history || [])[0] || {};
-    const what = [last.action, last.route].filter(Boolean).join(" ");
+    const what = last.action ? changeName(last) : "";
     tell(`Routes are at revision ${live.routes.revision}${what ? `: ${what}` : ""}${last.who ? ` by ${last.who}` : ""}`);
   }
   for (const row of live.engines) {
@@ -654,17 +666,20 @@ function undrain(row) {
   });
 }
 
-function rollBack() {
+async function rollBack() {
   const past = (state.live.routes.history || []).slice(1);
+  const found = await tried("/admin/routes", { action: "rollback", check: true });
+  const impossible = found.status === 400 ? found.content.error : "";
   move({
     title: "Roll back", confirm: "Roll back",
     what: "The routes become what they were. What waits follows; what runs stays where it is.",
     fields: [{
       name: "to_revision", label: "To", options: [
-        { value: "", text: "the routes before the last change" },
-        ...past.map((each) => ({ value: String(each.revision), text: `revision ${each.revision} (${[each.action, each.who].filter(Boolean).join(", ")})` })),
+        impossible ? { value: "none", text: "choose a revision" } : { value: "", text: "the routes before the last change" },
+        ...past.map((each) => ({ value: String(each.revision), text: `revision ${each.revision} (${[changeName(each), each.who].filter(Boolean).join(", ")})` })),
       ],
     }, WHY],
+    missing: (got) => (got.to_revision === "none" ? impossible : ""),
     body: (got) => ({ action: "rollback", why: got.why, ...(got.to_revision ? { to_revision: Number(got.to_revision) } : {}) }),
   });
 }
@@ -772,10 +787,10 @@ async function check() {
   if (found.status === 401) return loggedOut("The session is over: log in again.");
   if (found.status !== 200) return refuse(mine, found.content.error || `The gateway answered ${found.status}.`);
   write($("dialog-error"), "");
-  const also = mine.also ? mine.also(given()) : "";
+  const notes = [...(found.content.warnings || []), ...(mine.also ? [mine.also(given())] : [])];
   $("dialog-change").replaceChildren(
     found.content.steps ? stepList(found.content.steps) : changeTable(found.content.changed || [], revision),
-    ...(also ? [element("p", { class: "note" }, also)] : []),
+    ...notes.filter(Boolean).map((note) => element("p", { class: "note" }, note)),
   );
   mine.checked = body;
   $("dialog-confirm").disabled = false;

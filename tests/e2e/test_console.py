@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -211,6 +212,32 @@ def test_a_session_ends_when_its_token_is_taken_away(up: Up, browser: Any) -> No
 # -- watching and moving -------------------------------------------------------------------
 
 
+def test_a_rollback_that_can_not_be_is_not_offered_and_a_drains_warning_comes_first(
+    up: Up, browser: Any
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{up.admin_url}/console")
+    log_in(page, up.token)
+    back, error = button(page, "Roll back…"), page.locator("#dialog-error")
+    expect(back).to_be_disabled()
+    expect(back).to_have_attribute("title", re.compile("nothing to go back to"))
+    button(page, "Drain… short").click()
+    notes = page.locator("#dialog-change .note")
+    expect(notes.first).to_have_text(f"{ROUTE}: its requests are refused as draining")
+    button(page, "Drain").click()
+    up.post("/admin/routes", {"action": "undrain", "pool": "short"})
+    expect(page.locator("#history tbody tr").first).to_contain_text("undrain short")
+    back.click()
+    expect(error).to_contain_text("no route has moved yet")
+    expect(button(page, "Roll back")).to_be_disabled()
+    options = page.get_by_label("To", exact=True).locator("option")
+    expect(options.nth(1)).to_have_text("revision 2 (drain short, up)")
+    page.get_by_label("To", exact=True).select_option("2")
+    expect(error).to_contain_text("nothing would change")
+    context.close()
+
+
 def test_an_operator_sees_a_queue_fill_flips_drains_and_rolls_back(
     up: Up, visit: Callable[..., Any]
 ) -> None:
@@ -302,6 +329,9 @@ def test_a_canary_needs_a_reason_is_watched_and_is_taken_back(
     button(page, "Take back").click()
     expect(cell(page, "routes", ROUTE, "candidate pool")).to_contain_text("none")
     expect(button(page, f"Canary… {ROUTE}")).to_be_visible()
+    # What is over asks for nobody's eye.
+    expect(page.locator("#watches tbody tr").first).to_contain_text("endedbegan")
+    expect(page.locator("#watches tbody .warn")).to_have_count(0)
 
 
 def test_a_flow_is_paused_and_resumed(up: Up, visit: Callable[..., Any]) -> None:

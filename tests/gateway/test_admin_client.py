@@ -155,7 +155,7 @@ def test_a_gateway_that_is_not_there_is_named_with_the_flag_that_says_where_it_i
     said = str(told.value)
     assert said.startswith(f"{url}: no answer: ")
     assert "--admin-url names" in said
-    assert said.endswith(f"left out, it is {ADMIN_URL})")
+    assert said.endswith(f"left out, it is $SLUICEGATE_ADMIN_URL or {ADMIN_URL})")
 
 
 def test_the_usual_address_is_where_a_gateway_listens_that_was_not_told_otherwise() -> None:

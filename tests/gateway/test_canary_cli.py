@@ -114,6 +114,16 @@ def test_a_look_at_a_watch_that_goes_on_is_no_failure(
     assert capsys.readouterr().out == "watching  fine    green 10 %  error_rate 0.01 / 0\n"
 
 
+def test_of_a_watch_that_is_over_it_is_said_when_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = {**row("ended", "hold", "promote by ops"), "since": "2026-11-30T10:00:00Z"}
+    assert watch(monkeypatch, Gateways([ended]), "--once") == 0
+    assert capsys.readouterr().out == (
+        "ended, began 2026-11-30T10:00:00Z (promote by ops), candidate green\n"
+    )
+
+
 def test_a_route_that_nobody_watches_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AdminError, match=r"m/short: no canary was watched \(watched: none\)"):
         watch(monkeypatch, Gateways([]))

@@ -5,14 +5,17 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.capability import policy_of, probe_priority, stated
+from gateway import capability
+from gateway.capability import _some_wait, _Tasks, policy_of, probe_priority, stated
 from gateway.cli import main
 from gateway.progress import PriorityState
+from gateway.scrape import Scrape
 from loadgen.engine.launch import EngineProcess, start_engine
 from tests.gateway.certificates import Authority
 from tests.gateway.fake_engine import FakeEngine, listening, page
@@ -54,6 +57,7 @@ async def test_the_experiment_tells_the_two_policies_apart(
         "priority honoured" if policy == "priority" else "not honoured (fcfs)"
     )
     assert report.ok is report.honoured
+    assert report.advice is None
     assert len(report.evidence) == 3
 
 
@@ -89,7 +93,9 @@ def test_an_engine_that_speaks_tls_is_probed_if_it_is_trusted(
     assert asyncio.run(probe(authority.file)) == 1
     assert "does not say what runs" in capsys.readouterr().out
     assert asyncio.run(probe(stranger.file)) == 1
-    assert "did not answer" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "did not answer" in said
+    assert "  this says nothing of how it schedules: try again" in said
 
 
 @pytest.mark.parametrize(
@@ -107,10 +113,66 @@ def test_a_probe_with_files_that_cannot_be_used_is_wrong_usage(
     assert capsys.readouterr().err.startswith(f"error: {reason}")
 
 
+class Slow:
+    """An engine that shows these counts of running and waiting, look by look."""
+
+    def __init__(self, *looks: tuple[float, float]) -> None:
+        self.looks = list(looks)
+
+    async def page(self) -> Scrape:
+        running, waiting = self.looks.pop(0)
+        return Scrape(running=running, waiting=waiting)
+
+
+@pytest.mark.parametrize(
+    ("looks", "full"),
+    [
+        ([*(20 * [(3, 1)]), (8, 0)], False),  # they come slowly, and all find a seat
+        ([(5, 3), (7, 1), (8, 0)], False),  # who has just come waits for a step
+        ([(4, 2), (4, 4), (4, 3), (4, 4), (4, 4), (4, 4)], True),
+    ],
+)
+async def test_seats_are_full_when_all_have_come_and_some_go_on_waiting(
+    monkeypatch: pytest.MonkeyPatch, looks: list[tuple[float, float]], full: bool
+) -> None:
+    monkeypatch.setattr(capability, "POLL_S", 0.0)
+    engine: Any = Slow(*looks)
+    assert await _some_wait(engine, _Tasks(), 8) is full
+    assert engine.looks == []
+
+
+async def test_seats_are_freed_until_those_who_are_queued_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(capability, "POLL_S", 0.0)
+    tasks, freed = _Tasks(), asyncio.Semaphore(0)
+
+    async def seat() -> float:
+        try:
+            return await asyncio.Event().wait()
+        finally:
+            freed.release()
+
+    async def start() -> float:
+        for _ in range(995):
+            await freed.acquire()
+        return 0.0
+
+    tasks.fillers = [tasks.start(seat()) for _ in range(2000)]
+    queued = tasks.start(start())
+    await asyncio.sleep(0)
+    await tasks.release_fillers(1000, [queued])
+    # 992 of those who wait at once, then one by one; nobody waits for the other thousand.
+    assert queued.done()
+    assert sum(task.cancelling() > 0 for task in tasks.all) < 1010
+    await tasks.cancel()
+
+
 async def test_an_experiment_that_takes_too_long_is_given_up() -> None:
     async with listening(FakeEngine(hangs=True)) as port:
         report = await probe_priority(f"http://127.0.0.1:{port}", "m", timeout_s=0.1)
     assert report.evidence == ("not over in 0.1 s",)
+    assert "a longer --timeout" in str(report.advice)
 
 
 def test_a_policy_is_found_where_releases_put_it() -> None:

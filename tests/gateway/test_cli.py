@@ -86,7 +86,8 @@ FAULTS: Mapping[str, tuple[str, str, str, str]] = {
         '[auth]\nkeys_file = "keys.toml"', "", "auth", "required"
     ),
     "no TOML": ("[limits]", "[limits", "", "not TOML"),
-    "an unreadable key file": ('"keys.toml"', '"gone.toml"', "auth.keys_file", "gone.toml"),
+    "an unreadable key file": ('"keys.toml"', '"."', "auth.keys_file", "can't be read: Is a dir"),
+    "no key file yet": ('"keys.toml"', '"gone.toml"', "auth.keys_file", "sluicegate keys new"),
     "an unreadable template": (
         '"template.jinja"', '"gone.jinja"', "model.m.chat_template", "gone.jinja"
     ),
@@ -209,6 +210,37 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: Said, command
     assert main([command, "--config", str(path)]) == 2
     said = capsys.readouterr().err
     assert said == f"error: {path}: can't be read: No such file or directory\n"
+
+
+def test_a_reader_who_leaves_ends_a_command_without_a_word(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "gateway", "check", "--config", str(path)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_a_new_key_says_where_its_digest_is_and_whether_that_file_is_new(
+    tmp_path: Path, capsys: Said
+) -> None:
+    path, file = write(tmp_path), tmp_path / "keys.toml"
+    file.unlink()
+    new = ["--service-class", "batch", "--config", str(path)]
+    assert main(["keys", "new", "one", *new]) == 0
+    made = f"its digest is in {file}, which was not there and is now\n"
+    assert capsys.readouterr().out.endswith(made)
+    assert main(["keys", "new", "two", *new]) == 0
+    assert capsys.readouterr().out.endswith(f"its digest is in {file}\n")
+    assert main(["keys", "new", "three", *new, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["created"] is False
 
 
 def test_serve_with_a_bad_file_ends_with_2_and_starts_nothing(tmp_path: Path) -> None:

@@ -146,6 +146,17 @@ def test_rollbacks_go_further_back_one_move_at_a_time() -> None:
         previous(history[-1], reversed(history))
 
 
+def test_where_nothing_was_changed_yet_no_revision_is_asked_for() -> None:
+    fresh = replace(FIRST, revision=1)
+    drained = drain(fresh, ["b"], POOLS)
+    for table, history in ((fresh, []), (fresh, [fresh]), (drained, [drained, fresh])):
+        for keys in (None, [SHORT]):
+            with pytest.raises(RouteError, match="no route has moved yet: there is nothing"):
+                previous(table, history, keys)
+    with pytest.raises(RouteError, match="name a revision"):
+        previous(FIRST, [FIRST], [SHORT])
+
+
 def test_a_route_named_goes_back_alone() -> None:
     history = [FIRST, flip(FIRST, [SHORT], "b", POOLS)]
     history.append(flip(history[-1], [LONG], "b", POOLS))

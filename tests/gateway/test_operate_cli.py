@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from gateway.admin import build_admin
+from gateway.admin_client import URL_VARIABLE
 from gateway.admin_flags import TOKEN_VARIABLE
 from gateway.cli import main
 from gateway.domain import Outcome
@@ -94,11 +95,24 @@ def test_limits_are_shown_as_a_table_and_as_json(one: Running, capsys: Said) -> 
     assert run("limits", "show", at=one) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{one.url}  revision 1\n")
-    assert "m.short.interactive" in said
-    assert "http://127.0.0.1:8001" in said
+    assert "  flow.m.short.interactive  " in said
+    assert "  engine.http://127.0.0.1:8001  " in said
     assert run("limits", "show", "--json", at=one) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["url"], told["revision"], len(told["flows"])) == (one.url, 1, 4)
+
+
+def test_every_cell_that_is_shown_is_a_path_that_can_be_set(one: Running, capsys: Said) -> None:
+    assert run("limits", "show", at=one) == 0
+    paths: list[str] = []
+    for line in capsys.readouterr().out.splitlines()[1:]:
+        first, *cells = line.split()
+        if first in {"flow", "engine"}:
+            columns = cells
+        else:
+            paths += [f"{first}.{column}" for column in columns]
+    assert len(paths) > 20
+    assert run("limits", "set", *(f"{path}=default" for path in paths), at=one) == 0
 
 
 def test_limits_are_set_and_taken_back(one: Running, capsys: Said) -> None:
@@ -148,6 +162,8 @@ def test_a_reload_says_what_changed_and_a_bad_file_what_is_wrong(
 
 
 def test_usage_is_summed_by_caller(one: Running, capsys: Said) -> None:
+    assert run("usage", at=one) == 0
+    assert capsys.readouterr().out == "nobody has called since the start\n"
     book = one.held.gateway.parts.usage
     book.add("web", Outcome.COMPLETED, 100, 7)
     book.add("batch", Outcome.QUEUE_FULL)
@@ -181,7 +197,7 @@ def test_a_token_is_read_from_a_file_and_a_viewers_changes_nothing(
     [
         (["limits", "set", "weight"], 2, "PATH=VALUE"),
         (["limits", "set", f"{WEIGHT}=much"], 2, "must be a number"),
-        (["limits", "set", f"{WEIGHT}=-1"], 1, "above 0"),
+        (["limits", "set", f"{WEIGHT}=-1"], 1, "above 0; null, or default in limits set, takes"),
         (["limits", "show", "--token-file", "/nowhere"], 1, "/nowhere"),
         (["limits", "show", "--cert-file", "x"], 2, "--key-file"),
         (["limits", "show", "--admin-url", "http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),
@@ -201,6 +217,17 @@ def test_without_a_token_nothing_is_asked(
     monkeypatch.setenv(TOKEN_VARIABLE, "")
     assert run("limits", "show", at=one) == 2
     assert TOKEN_VARIABLE in capsys.readouterr().err
+
+
+def test_the_environment_says_which_gateway_is_meant_where_no_flag_does(
+    one: Running, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(URL_VARIABLE, one.url)
+    for verb in (["limits", "show"], ["routes", "show"], ["health"]):
+        main(verb)
+        said = capsys.readouterr()
+        assert (said.out.split()[0], said.err) == (one.url, "")
+    assert run("usage", "--admin-url", "http://127.0.0.1:9") == 1
 
 
 def test_a_gateway_named_twice_is_a_mistake(one: Running, capsys: Said) -> None:

@@ -13,7 +13,7 @@ from gateway.admin_flags import TOKEN_VARIABLE
 from gateway.cli import main
 from gateway.command import table_lines
 from gateway.route_client import ask_all, carry_out, set_pool
-from gateway.routes_cli import _entry
+from gateway.routes_cli import _entry, _few
 from gateway.steering import Steering
 from tests.gateway.controlled import TOKENS
 from tests.gateway.test_operate_cli import Running, run, running, told_in_one_line
@@ -77,13 +77,17 @@ def test_drains_and_watches_are_shown_beside_them(
 ) -> None:
     rows = {
         "drains": [{"drain": "c", "state": "draining", "remaining": 3}],
-        "watches": [{"route": "m/short", "state": "watching", "verdict": "hold"}],
+        "watches": [
+            {"route": "m/short", "state": "watching", "verdict": "hold"},
+            {"route": "m/long", "state": "ended", "verdict": "hold", "since": "2026", "why": "x"},
+        ],
     }
     view = Steering.view
     monkeypatch.setattr(Steering, "view", lambda self: {**view(self), **rows})
     assert run("routes", "show", at=one) == 0
     said = capsys.readouterr().out
     assert "  drain of c: draining, 3 left\n  watch of m/short: watching hold\n" in said
+    assert "  watch of m/long: ended, began 2026 (x)\n" in said
 
 
 def test_a_route_goes_there_and_back(one: Running, capsys: Said) -> None:
@@ -121,11 +125,11 @@ def test_the_reason_to_go_without_a_record_is_shown_wherever_the_move_is(
 
 
 def test_pools_and_routes_are_drained_and_undrained(one: Running, capsys: Said) -> None:
-    assert run("routes", "drain", "c", "--deadline", "60", at=one) == 0
+    assert run("routes", "drain", "c", "--deadline", "60", "--yes", at=one) == 0
     assert "  c: in use -> draining\n" in capsys.readouterr().out
-    assert run("routes", "drain", "m/long", at=one) == 0
+    assert run("routes", "drain", "m/long", "--yes", at=one) == 0
     assert run("routes", "undrain", "c", at=one) == 0
-    assert run("routes", "drain", "--all", at=one) == 0
+    assert run("routes", "drain", "--all", "--yes", at=one) == 0
     assert one.held.gateway.setup.table.draining == {"m/short", "m/long"}
     assert run("routes", "show", at=one) == 0
     assert "  m/long   a       -          -       enforce    yes\n" in capsys.readouterr().out
@@ -136,6 +140,32 @@ def test_a_check_shows_what_would_change_and_changes_nothing(one: Running, capsy
     said = capsys.readouterr().out
     assert said == f"{one.url}  revision 1  would change:\n  m/short: a -> b\n"
     assert stable(one) == ("a", None)
+
+
+def test_what_a_move_touched_is_named_by_routes_show_and_by_the_audit(
+    one: Running, capsys: Said
+) -> None:
+    for verb in (
+        ["flip", "m/short", "--to", "b"],
+        ["rollback"],
+        ["drain", "c"],
+        ["drain", "--all"],
+    ):
+        assert run("routes", *verb, "--yes", at=one) == 0
+    capsys.readouterr()
+    assert run("routes", "show", at=one) == 0
+    moves = [line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()[-5:]]
+    assert moves == [
+        "drain m/long, m/short by ben", "drain c by ben", "rollback m/short by ben",
+        "flip m/short by ben", "configuration by configuration: the routes of the configuration",
+    ]  # fmt: skip
+    assert run("routes", "audit", at=one) == 0
+    assert "  rollback m/short  revision 2 -> 3\n" in capsys.readouterr().out
+
+
+def test_of_many_that_a_move_touched_the_first_are_named() -> None:
+    assert _few(["a", "b", "c"]) == "a, b, c"
+    assert _few(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
 class Terminal(io.StringIO):
@@ -159,7 +189,22 @@ def test_who_can_be_asked_is_shown_the_change_and_asked(
     assert ("nothing was changed" in said) is (code == 1)
 
 
-@pytest.mark.parametrize("verb", [["flip", "m", "--to", "b"], ["rollback", "--to-revision", "1"]])
+def test_who_drains_is_warned_before_the_question(
+    one: Running, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert run("routes", "drain", "m/long", at=one) == 1
+    said, question, after = capsys.readouterr().err.partition("Do it? [y/N]")
+    assert "  m/long: in use -> draining\n" in said
+    assert "  warning: m/long: its requests are refused as draining\n" in said
+    assert (question, after.strip()) == ("Do it? [y/N]", "nothing was changed")
+    assert not one.held.gateway.setup.table.draining
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [["flip", "m", "--to", "b"], ["rollback", "--to-revision", "1"], ["drain", "c"]],
+)
 def test_where_nobody_can_be_asked_it_needs_a_yes(
     one: Running, capsys: Said, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
@@ -205,7 +250,7 @@ def test_pools_are_shown_and_set(one: Running, capsys: Said) -> None:
         (["routes", "flip", "m/huge", "--to", "b", "--yes"], 1, "m/huge: there is no such route"),
         (["routes", "flip", "m", "--to", "x", "--yes"], 1, "pool 'x': is not configured"),
         (["routes", "promote", "m", "--yes"], 1, "m/short: has no candidate"),
-        (["routes", "rollback", "--yes"], 1, "no earlier state"),
+        (["routes", "rollback", "--yes"], 1, "no route has moved yet: there is nothing"),
         (["routes", "drain"], 2, "--all"),
         (["routes", "drain", "b", "--all"], 2, "--all"),
         (["routes", "undrain", "b"], 1, "b: is not draining"),
@@ -231,7 +276,7 @@ def test_of_several_gateways_all_move(one: Running, two: Running) -> None:
 
 
 def test_where_one_would_not_none_moves(one: Running, two: Running, capsys: Said) -> None:
-    assert run("routes", "drain", "b", at=two) == 0
+    assert run("routes", "drain", "b", "--yes", at=two) == 0
     before = one.held.gateway.setup.table
     assert run("routes", "flip", "m/short", "--to", "b", "--yes", *both(one, two)) == 1
     assert f"error: {two.url}: m/short: pool 'b': is draining" in capsys.readouterr().err
@@ -253,7 +298,7 @@ def test_where_one_fails_at_last_the_others_are_put_back(
 ) -> None:
     for made in (one, two):
         for verb in (["flip", "m", "--to", "c"], ["drain", "a"], ["undrain", "a"], ["drain", "a"]):
-            yes = ["--yes"] if verb[0] == "flip" else []
+            yes = [] if verb[0] == "undrain" else ["--yes"]
             assert run("routes", *verb, *yes, at=made) == 0
     before = one.held.gateway.setup.table
     asked = ask_all(admins(one, two), body)
@@ -377,6 +422,6 @@ def test_every_verbs_help_ends_with_examples_that_name_it(capsys: Said, verb: st
 
 
 def test_somebody_elses_words_do_not_steer_a_terminal() -> None:
-    entry = {"action": "flip", "route": "m/short", "to_revision": None, "why": "a\x1b[2J\nb\u202e"}
-    assert _entry(entry) == "flip m/short: a\\x1b[2J\\nb\\u202e"
+    entry = {"action": "flip", "route": "m/short", "to_revision": None, "detail": {}}
+    assert _entry({**entry, "why": "a\x1b[2J\nb\u202e"}) == "flip m/short: a\\x1b[2J\\nb\\u202e"
     assert table_lines([{"why": "a\x1b[2J"}]) == ["  why", "  a\\x1b[2J"]

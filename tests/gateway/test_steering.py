@@ -175,6 +175,7 @@ async def test_the_view_says_who_did_what(world: World) -> None:
         ("ben", "flip", "new image", 1),
         ("configuration", "configuration", "the routes of the configuration", None),
     ]
+    assert [h["touched"] for h in seen["history"]] == [["a"], ["m/short"], []]
     assert (seen["revision"], seen["state"], seen["pools"]["a"]["draining"]) == (3, "none", True)
     assert [(r["route"], r["stable"], r["previous"]) for r in seen["routes"]] == [
         ("m/short", "b", "a"), ("m/long", "a", None),
@@ -477,6 +478,14 @@ async def test_a_pool_is_given_other_engines_and_it_is_written_down(tmp_path: Pa
             await steering.change_pool("ben", PoolMove("c", [B, more]))
         with pytest.raises(RouteError, match="no pool 'x'"):
             await steering.change_pool("ben", PoolMove("x", [B]))
+
+
+async def test_every_revision_that_is_shown_says_what_it_touched(world: World) -> None:
+    _, steering = world
+    for turn in range(24):
+        await steering.change("ben", Move("undrain" if turn % 2 else "drain", pool="c"))
+    history = steering.view()["history"]
+    assert [row["touched"] for row in history] == 20 * [["c"]]
 
 
 # -- the configuration ---------------------------------------------------------------------
