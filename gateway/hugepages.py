@@ -52,11 +52,13 @@ def collapse() -> str | None:
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         with MAPS.open(encoding="utf-8", errors="surrogateescape") as maps:
             spans = list(whole_pages(maps))
+        if not spans:
+            return "too little memory"
         # A whole span in one call: each makes the kernel gather pages from all processors first.
         # It tells of a failure if one page of the span stays as it is.
         for first, length in spans:
             madvise(first, length, _MADV_COLLAPSE)
-        refused = f"refused: {os.strerror(ctypes.get_errno())}" if spans else "too little memory"
+        refused = f"refused: {os.strerror(ctypes.get_errno())}"
         return None if _SOME_HUGE.search(SUMS.read_text()) else refused
     except (AttributeError, OSError, ValueError) as error:
         return f"not on this system: {error}"
