@@ -211,10 +211,18 @@ async def test_an_engine_behind_tls_and_one_behind_a_unix_socket_serve(
     context.load_cert_chain(signed.cert, signed.key)
     host, _, port = fast.removeprefix("http://").partition(":")
     path = tmp_path / "engine.sock"
+    pipes = []
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(_copy(reader, behind[1]), _copy(behind[0], writer))
+        pipes.append(asyncio.current_task())
+        ends = [writer]
+        try:
+            behind, onward = await asyncio.open_connection(host, int(port))
+            ends.append(onward)
+            await asyncio.gather(_copy(reader, onward), _copy(behind, writer))
+        except asyncio.CancelledError:  # the test is over
+            for end in ends:
+                end.transport.abort()
 
     tls = await asyncio.start_server(pipe, "127.0.0.1", 0, ssl=context)
     unix = await asyncio.start_unix_server(pipe, path)
@@ -234,6 +242,9 @@ async def test_an_engine_behind_tls_and_one_behind_a_unix_socket_serve(
             async with gateway.stream(chat(model=model)) as stream:
                 assert (await stream.rest())[-1] == "[DONE]"
         await gateway.at_rest()
+    for task in pipes:  # the gateway goes on probing until its fixture ends
+        task.cancel()
+    await asyncio.gather(*pipes)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
