@@ -67,8 +67,9 @@ class Peer:
 
     async def closed(self) -> None:
         """Return when the gateway has hung up, in whatever way."""
-        while await self.reader.read(65536):
-            pass
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
 
 
 Script = Callable[[Peer], Awaitable[None]]
