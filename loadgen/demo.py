@@ -24,6 +24,7 @@ from loadgen.plan import CONTROL, DEMO_WAYS, Intervals, Way, demo_plan
 from loadgen.record import BenchError
 from loadgen.report_file import write_report
 from loadgen.results import conclude, trace_path
+from loadgen.rule import too_busy
 from loadgen.run import Watch
 from loadgen.runs import Show, conduct, cost_path, engine_identity
 from loadgen.tables import prediction_lines
@@ -116,7 +117,8 @@ def run_view(console: Console, total: int) -> Show:
     ) -> Iterator[Watch]:
         title = f"way {number} of {total}: {run['label']}"
         if before:
-            say(console, f"  INVALID: {'; '.join(before[-1])}: this machine was too busy")
+            why = ": this machine was too busy" if too_busy(before[-1]) else ""
+            say(console, f"  INVALID: {'; '.join(before[-1])}{why}")
             title += f", attempt {len(before) + 1}"
         say(console, title)
         with Progress(console, title, limit_s) as progress:

@@ -1,10 +1,11 @@
+import io
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from loadgen.corpus import load_corpus
-from loadgen.demo import DEMO_INTERVALS, DEMO_TRACE, run_demo
+from loadgen.demo import DEMO_INTERVALS, DEMO_TRACE, run_demo, run_view
 from loadgen.files import file_digest, read_json
 from loadgen.plan import DEMO_CONTRACT, check_intervals
 from loadgen.trace import class_counts
@@ -96,3 +97,16 @@ def test_the_default_intervals_cannot_cut_off_a_counting_request():
     check_intervals(DEMO_INTERVALS, DEMO_CONTRACT)
     four_runs_s = 4 * (DEMO_INTERVALS.ramp_s + DEMO_INTERVALS.window_s + DEMO_INTERVALS.drain_s)
     assert four_runs_s <= 200
+
+
+@pytest.mark.parametrize(
+    ("fault", "busy"),
+    [("loop lag 34.4 ms, limit 25 ms", True), ("offered 3 requests, planned 4", False)],
+)
+def test_only_a_client_that_was_late_is_told_of_a_busy_machine(fault, busy):
+    console = Console(record=True, file=io.StringIO(), width=200)
+    with run_view(console, 1)(1, {"label": "off"}, [[fault]], 1.0):
+        pass
+    said = console.export_text()
+    assert f"INVALID: {fault}" in said
+    assert ("too busy" in said) is busy
