@@ -27,13 +27,13 @@ from tests.bench.bench_relay import (
     SLOW_INTERVAL_S,
     Callers,
     Proxy,
-    free_port,
     judged,
     own,
     process,
     run_delay_s,
     whole_gateway,
 )
+from tests.ports import free_port
 
 STREAMS = 200
 SLOTS, HELD = 256, 1000  # streams find room; what is held open does not

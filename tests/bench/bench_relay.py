@@ -38,6 +38,7 @@ from gateway.quickstart import EngineFacts, Wish, write_configuration
 from gateway.relay import UpstreamCall, relay
 from gateway.wire import EngineClient
 from tests.gateway.scripted import CHUNKED_HEAD, DONE, LAST_CHUNK, chunk, event, plain
+from tests.ports import free_port
 
 EVENTS = 128
 INTERVAL_S = 0.005
@@ -235,13 +236,6 @@ def run_delay_s(pid: int, thread: int) -> float:
 def resident_bytes(pid: int) -> int:
     pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 NGINX = """

@@ -21,11 +21,11 @@ from tests.engine.vllm import (
     begin,
     carried_out,
     end_in_order,
-    free_port,
     model,
     python,
     ready,
 )
+from tests.ports import free_port
 
 LIMITS = {
     "max_num_batched_tokens": 2048,

@@ -17,8 +17,9 @@ from loadgen.launch_vllm import Vllm
 from loadgen.launching import Need, Standing
 from loadgen.record import BenchError
 from tests.e2e.harness import caller, eventually
-from tests.engine.vllm import ENTRY, ENVIRONMENT, Engine, free_port, model, python
+from tests.engine.vllm import ENTRY, ENVIRONMENT, Engine, model, python
 from tests.gateway.records import WHOLE
+from tests.ports import free_port
 
 # A cell's complete arguments, in the spellings of a sweep's file.
 CELL: dict[str, Any] = {

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from gateway.scrape import Scrape, parse_metrics
 from loadgen.tether import tethered
 from tests.e2e.harness import caller, eventually
 from tests.engine.install import complete, home
+from tests.ports import free_port
 
 __all__ = [
     "ENTRY",
@@ -24,7 +24,6 @@ __all__ = [
     "begin",
     "carried_out",
     "end_in_order",
-    "free_port",
     "model",
     "python",
     "ready",
@@ -60,13 +59,6 @@ def model(name: str) -> Path:
     """A model folder: tiny, mid or qwen."""
     python()
     return home() / "models" / name
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import pytest
 from loadgen.launch_command import MARK, Command, cell_environment
 from loadgen.launching import Need
 from loadgen.record import BenchError
-from tests.loadgen.test_launch_vllm import FAKE, free_port
+from tests.loadgen.test_launch_vllm import FAKE
+from tests.ports import free_port
 
 NEED = Need("01", "C1", {"max_num_seqs": 16, "dtype": "bfloat16", "lora": False}, ("max_num_seqs",))
 # Starts the engine in the background, as kubectl or slurm would, and remembers how to end it.

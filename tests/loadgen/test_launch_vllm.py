@@ -9,20 +9,15 @@ from loadgen.launch_vllm import Vllm, VllmSettings, vllm_command
 from loadgen.launching import Need
 from loadgen.record import BenchError
 from tests.loadgen.test_front import TEXT
+from tests.ports import free_port
 
 FAKE = str(Path(__file__).parent / "fake_vllm.py")
 ARGS = {"max_num_batched_tokens": 2048, "max_num_seqs": 16}
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 def launcher(**settings):
     command = [sys.executable, FAKE, "serve", "{model}"]
-    own = {"model": "some/model", "command": command, "port": free_port(), "direct": True}
+    own = {"model": "some/model", "command": command, "port": free_port(2), "direct": True}
     return Vllm({"kind": "vllm", **own, **settings})
 
 
