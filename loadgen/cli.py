@@ -13,6 +13,7 @@ import orjson
 from rich.console import Console
 
 from loadgen.corpus import Shape, freeze_corpus, load_corpus
+from loadgen.decide import sound
 from loadgen.engine.textmodel import TextModel
 from loadgen.evidence import unpacked
 from loadgen.files import file_digest, read_json, write_bytes, write_json
@@ -23,11 +24,11 @@ from loadgen.results import (
     analyse_one,
     decide_folder,
     trace_path,
+    uncovered,
     verify_folder,
 )
 from loadgen.roofline_cli import add_roofline
 from loadgen.run_cli import add_run_verbs
-from loadgen.start_files import uncovered_starts
 from loadgen.study_cli import add_study_verbs
 from loadgen.sweep_cli import add_sweep_verbs
 from loadgen.sweep_tables import conclusion_lines
@@ -104,16 +105,14 @@ def _decide(args: Args, console: Console) -> int:
     else:
         analysis = read_json(args.folder / "analysis.json")
         say(console, *conclusion_lines(analysis, decision))
-    return 1 if decision["verdict"] == "invalid" else 0
+    return 0 if sound(decision) else 1
 
 
 def _verify(args: Args, console: Console) -> int:
     with unpacked(args.folder) as folder:
-        differences, uncovered = verify_folder(folder), uncovered_starts(folder)
+        differences, not_covered = verify_folder(folder), uncovered(folder)
     say(console, *(differences or ["identical"]))
-    for name in uncovered:
-        said = "no digests were kept of its logs"
-        say(console, f"not covered: starts/{name}: {said}")
+    say(console, *(f"not covered: {said}" for said in not_covered))
     return 1 if differences else 0
 
 

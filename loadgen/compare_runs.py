@@ -3,7 +3,9 @@
 Strata that both hold are compared by their rounds: paired where both replayed the same arrivals,
 else as two samples of unequal spread (Welch, its degrees of freedom rounded down). The family of
 all tests is corrected by Holm; only what is still beyond chance counts as a difference. Without
-two rounds on each side nothing is tested, and the figures alone are told. Pure: no I/O, no clock.
+two rounds on each side nothing is tested, and the figures alone are told. What has a number in one
+result alone, as where the other's p95 falls on a request that failed, can't be tested: such results
+are not called the same. Pure: no I/O, no clock.
 """
 
 import math
@@ -203,8 +205,10 @@ def compare_results(
     rows = _rows(a[0], b[0], paired=same_arrivals)
     _judge(rows)
     differing = [row for row in rows if row.get("differs")]
+    in_one = sum((row["a"] is None) != (row["b"] is None) for row in rows)
     verdicts = {"a": a[1]["verdict"], "b": b[1]["verdict"]}
     alone = _only(a[0], b[0])
+    differ = bool(contracts or differing or alone) or verdicts["a"] != verdicts["b"]
     return {
         "kind": "comparison",
         "same_contracts": not contracts,
@@ -215,5 +219,7 @@ def compare_results(
         "rows": rows,
         "differing": len(differing),
         "tested": sum("p" in row for row in rows),
-        "same": not (contracts or differing or alone) and verdicts["a"] == verdicts["b"],
+        "number_in_one": in_one,
+        "differ": differ,
+        "same": not (differ or in_one),
     }

@@ -11,9 +11,11 @@ from typing import Any
 
 from loadgen.record import BenchError
 from loadgen.reuse import hit_lines
-from loadgen.rule import TOO_BUSY, Verdict, sweep_verdict, too_busy
+from loadgen.rule import TOO_BUSY, Verdict, lacking, sweep_verdict, too_busy
+from loadgen.states import State
+from loadgen.words import broken_guards
 
-__all__ = ["decide"]
+__all__ = ["decide", "sound"]
 
 Json = Mapping[str, Any]
 KEEP = "keep the baseline"
@@ -85,13 +87,36 @@ def _contrasts(analysis: Json) -> list[str]:
     said = []
     for row in analysis["comparisons"]:
         for name, primary in row["primaries"].items():
-            if "ratio" in primary:
-                mark = ", superior" if primary["superior"] else ""
-                said.append(
-                    f"{row['cell_id']} against {analysis['base']}: {name} "
-                    f"{primary['ratio'] - 1:+.1%} (Holm p {primary['p_holm']:.2g}{mark})"
-                )
+            at = f"{row['cell_id']} against {analysis['base']}: {name}"
+            said.append(f"{at} {_found(primary)}")
     return said
+
+
+def _found(primary: Json) -> str:
+    if primary.get("unbounded"):
+        return "is unbounded: that p95 falls on a request that failed"
+    if "ratio" not in primary:
+        return "was not compared: too few rounds that both have"
+    mark = ", superior" if primary["superior"] else ""
+    return f"{primary['ratio'] - 1:+.1%} (Holm p {primary['p_holm']:.2g}{mark})"
+
+
+def _failing(analysis: Json) -> list[str]:
+    failing = (c for c in analysis["cells"] if c["state"] == State.FAIL)
+    return [f"{cell['cell_id']} fails: {said}" for cell in failing for said in cell["reasons"]]
+
+
+def _compared(analysis: Json) -> dict[str, Any]:
+    """What is said where there is no verdict; that something lacks must not go by in silence."""
+    lost = lacking(analysis["cells"], analysis)
+    excluded = [f"{e['cell_id']} is excluded: {e['reason']}" for e in analysis["excluded"]]
+    said = [*hit_lines(analysis), *_contrasts(analysis), *broken_guards(analysis)]
+    return {
+        "verdict": "none",
+        "reasons": [*said, *_failing(analysis), *lost, *excluded],
+        "missing": analysis["missing"],
+        "complete": not lost,
+    }
 
 
 def _stamped(analysis: Json, sha256: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +137,7 @@ def _sweep(analysis: Json, topology: Json | None) -> dict[str, Any]:
     return {
         "verdict": verdict.words,
         "rule": verdict.rule,
-        "reasons": list(verdict.reasons),
+        "reasons": [*verdict.reasons, *(broken_guards(analysis) if verdict.rule > 1 else ())],
         "named": verdict.named,
         "action": _action(verdict),
         "deployable": not against,
@@ -147,12 +172,16 @@ def decide(
         verdict, reasons = _demo_verdict(analysis)
         return _stamped(analysis, analysis_sha256, {"verdict": verdict, "reasons": reasons})
     if kind != "sweep":
-        found = {"verdict": "none", "reasons": [*hit_lines(analysis), *_contrasts(analysis)]}
-        return _stamped(analysis, analysis_sha256, found)
+        return _stamped(analysis, analysis_sha256, _compared(analysis))
     made = _sweep(analysis, _checked(analysis, topology))
     if topology is not None:
         made["inputs"] = {"topology_analysis_sha256": topology_sha256}
     return _stamped(analysis, analysis_sha256, made)
+
+
+def sound(decision: Json) -> bool:
+    """Say whether all runs that a decision needs were there and valid."""
+    return decision["verdict"] != "invalid" and bool(decision.get("complete", True))
 
 
 def _checked(analysis: Json, topology: Json | None) -> Json | None:

@@ -19,6 +19,7 @@ from loadgen.record import BenchError
 __all__ = ["RECORDS", "pack", "unpack", "unpacked"]
 
 REPORT = "report.html"
+MOST_REPORT_BYTES = 64 * 2**20
 MUST = ("plan.json", "analysis.json", "decision.json")
 MAY = ("inputs.json", "topology-analysis.json", "arms-analysis.json", "expected-analysis.json")
 PROOF = ("corpus.*", "trace-*", "runs/**/*", "starts/**/*")
@@ -74,6 +75,17 @@ def _extract(path: Path, out: Path) -> None:
         write_bytes(out / name, data)
 
 
+def _report(path: Path) -> bytes:
+    reader = lzma.LZMADecompressor()
+    try:
+        data = reader.decompress(read_bytes(path), MOST_REPORT_BYTES)
+    except lzma.LZMAError as error:
+        raise BenchError(f"{path}: damaged ({error})") from error
+    if not reader.eof:
+        raise BenchError(f"{path}: is cut off, or no report")
+    return data
+
+
 def unpack(folder: Path, out: Path) -> None:
     """Make a results folder of packed evidence.
 
@@ -83,6 +95,8 @@ def unpack(folder: Path, out: Path) -> None:
     if out.exists():
         raise BenchError(f"{out}: is there already")
     _extract(folder / RECORDS, out)
+    if (folder / f"{REPORT}.xz").is_file():
+        write_bytes(out / REPORT, _report(folder / f"{REPORT}.xz"))
     for name in (*MUST, *MAY):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)

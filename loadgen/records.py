@@ -12,7 +12,7 @@ from typing import Any
 from loadgen.capture import Capture
 from loadgen.events import Response, Verdict, judge, max_stall_us, read_events
 from loadgen.record import Outcome, RequestRecord
-from loadgen.trace import Arrival
+from loadgen.trace import Arrival, planned_part
 from loadgen.validators import task_fault
 
 __all__ = ["Axis", "Seen", "Task", "records"]
@@ -66,18 +66,6 @@ def _number(headers: Mapping[bytes, bytes], name: bytes) -> float | None:
     with suppress(ValueError):  # a header that is no number was not measured
         return float(headers.get(name, b""))
     return None
-
-
-def _planned(arrival: Arrival, phase: str) -> dict[str, Any]:
-    return {
-        "seq": arrival.seq,
-        "size_class": arrival.size_class,
-        "phase": phase,
-        "planned_us": arrival.offset_us,
-        "prompt_tokens_planned": arrival.input_tokens,
-        "completion_tokens_planned": arrival.output_tokens,
-        "prompt_sha256": arrival.prompt_sha256,
-    }
 
 
 def _wire(capture: Capture, axis: Axis) -> dict[str, Any]:
@@ -160,8 +148,7 @@ def records(
     """
     made = []
     for arrival in trace:
-        phase = "ramp" if arrival.offset_us < ramp_s * 1e6 else "observed"
-        planned, capture = _planned(arrival, phase), seen.captures.get(arrival.seq)
+        planned, capture = planned_part(arrival, ramp_s), seen.captures.get(arrival.seq)
         ended = seen.ended.get(arrival.seq)
         made.append(
             _unsent(planned, ended)

@@ -112,20 +112,30 @@ def _traces(folder: Path) -> set[str]:
     return {run["trace_sha256"] for run in read_json(folder / "plan.json")["runs"]}
 
 
+def _place(row: Json) -> str:
+    return " ".join(str(row[k]) for k in ("cell_id", "size_class", "mix", "rate") if row[k])
+
+
+def _lopsided_line(row: Json) -> str:
+    a, b = ("no number" if row[k] is None else f"{row[k]:.4g}" for k in ("a", "b"))
+    said = f"{row['measure']} {a} in A, {b} in B"
+    return f"{_place(row)}: {said}: can't be tested, look at what failed"
+
+
 def _difference_line(row: Json) -> str:
-    at = " ".join(str(row[k]) for k in ("cell_id", "size_class", "mix", "rate") if row[k])
     if "ratio" in row:
         change = f"×{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
     else:
         change = f"{row['difference']:+.4g} [{row['low']:+.4g}, {row['high']:+.4g}]"
     return (
-        f"{at}: {row['measure']} {row['a']:.4g} in A, {row['b']:.4g} in B: {change}, "
+        f"{_place(row)}: {row['measure']} {row['a']:.4g} in A, {row['b']:.4g} in B: {change}, "
         f"p {row['p_holm']:.2g}"
     )
 
 
 def _comparison_lines(found: Json) -> list[str]:
     verdicts, differing = found["verdicts"], [r for r in found["rows"] if r.get("differs")]
+    in_one = [r for r in found["rows"] if (r["a"] is None) != (r["b"] is None)]
     lines = [f"contract: {said}" for said in found["contracts"]] or ["same contracts"]
     lines.append(f"verdicts: {verdicts['a']} in A, {verdicts['b']} in B")
     lines += found["only_in_one"][:SHOWN]
@@ -137,6 +147,7 @@ def _comparison_lines(found: Json) -> list[str]:
     lines += [_difference_line(row) for row in differing[:SHOWN]]
     if len(differing) > SHOWN:
         lines.append(f"and {len(differing) - SHOWN} more; --json has all")
+    lines += [_lopsided_line(row) for row in in_one[:SHOWN]]
     if not found["tested"]:
         lines.append("nothing could be tested: that takes two rounds of each stratum in both")
     return lines
@@ -149,9 +160,10 @@ def _compare(args: Args, console: Console) -> int:
         _print_json(console, found)
     else:
         say(console, *_comparison_lines(found))
-    if not found["tested"] and found["same"]:
-        return 2  # neither alike nor different: a script must not take it for the same
-    return 0 if found["same"] else 1
+    if found["differ"]:
+        return 1
+    # Neither alike nor different: a script must not take it for the same.
+    return 0 if found["same"] and found["tested"] else 2
 
 
 def _accepted(text: str) -> list[str]:
@@ -253,7 +265,7 @@ _COMPARE = """compare out/monday out/tuesday
 exit status:
   0  they do not differ
   1  they do, or their contracts, verdicts, cells or strata do
-  2  bad input, or too few rounds to test anything
+  2  bad input, too few rounds to test anything, or a p95 that one of them alone has
 """
 
 

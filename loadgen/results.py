@@ -15,8 +15,10 @@ from loadgen.files import file_digest, read_bytes, read_json, write_bytes, write
 from loadgen.record import BenchError, canonical, digest, strict_json
 from loadgen.report_file import report_page
 from loadgen.run_folder import Folder, named, require, trace_path
-from loadgen.start_files import held_starts
+from loadgen.start_files import held_starts, uncovered_starts
 from loadgen.sweep_analysis import Absent, analyse_sweep
+from loadgen.sweep_inputs import FILE as INPUTS
+from loadgen.sweep_inputs import planned_inputs
 
 __all__ = [
     "TOPOLOGY_FILE",
@@ -25,6 +27,7 @@ __all__ = [
     "conclude",
     "decide_folder",
     "trace_path",
+    "uncovered",
     "verify_folder",
 ]
 
@@ -178,12 +181,33 @@ def verify_folder(folder: Path) -> list[str]:
         return [
             *_compared(folder / "analysis.json", data),
             *_compared(folder / "decision.json", decision),
+            *_inputs_differences(folder),
             *_report_differences(folder, made, strict_json(decision, "decision")),
         ]
     except BenchError as error:
         return [str(error)]
     except KeyError as error:
         return [f"{folder}: the key {error} is missing from one of its files"]
+
+
+def _inputs_differences(folder: Path) -> list[str]:
+    """Say which input the sweep did not begin with, where it kept what it began with."""
+    path = folder / INPUTS
+    began = read_json(path) if path.is_file() else {}
+    made = planned_inputs(folder, read_json(folder / "plan.json")) if began else {}
+    return [
+        f"{INPUTS}: {name} is {began.get(name)}, but its sha256 is {sha256}"
+        for name, sha256 in made.items()
+        if began.get(name) != sha256
+    ]
+
+
+def uncovered(folder: Path) -> list[str]:
+    """Return what of a folder no digest holds, each with the reason."""
+    said = "no digests were kept of its logs"
+    starts = [f"starts/{name}: {said}" for name in uncovered_starts(folder)]
+    words = (folder / "corpus.manifest.json").is_file()
+    return [*starts, *(["corpus.manifest.json: nothing names it"] if words else [])]
 
 
 def _report_differences(folder: Path, analysis: Json, decision: Json) -> list[str]:

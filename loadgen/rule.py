@@ -17,7 +17,7 @@ from typing import Any
 from loadgen.cost_of_split import split_cost
 from loadgen.states import State, worst
 
-__all__ = ["TOO_BUSY", "Verdict", "sweep_verdict", "too_busy"]
+__all__ = ["TOO_BUSY", "Verdict", "lacking", "sweep_verdict", "too_busy"]
 
 Json = Mapping[str, Any]
 TOO_BUSY = "this machine was too busy for the measuring client, in every attempt at a run"
@@ -70,7 +70,7 @@ def too_busy(faults: Iterable[str]) -> bool:
     return any(fault.startswith(BUSY) for fault in faults)
 
 
-def _lacking(cells: Iterable[Json], analysis: Json) -> list[str]:
+def lacking(cells: Iterable[Json], analysis: Json) -> list[str]:
     """Say which runs of these cells are missing or client-faulty, and what to do about the busy."""
     faults = {r["run_id"]: r["faults"] for r in analysis["invalid"] if "attempt" not in r}
     lost = [run_id for cell in cells for run_id in cell["incomplete"]]
@@ -81,8 +81,8 @@ def _lacking(cells: Iterable[Json], analysis: Json) -> list[str]:
         for run_id in lost
     ]
     if any(too_busy(faults.get(run_id, ())) for run_id in lost):
-        again = "remove the runs' folders and go on with `sluicegate bench run DIR --resume`"
-        said.append(f"{TOO_BUSY}: close other work on it, {again}")
+        again = "and go on with `sluicegate bench run DIR --rerun-faulty`"
+        said.append(f"{TOO_BUSY}: close other work on it {again}")
     return said
 
 
@@ -95,7 +95,7 @@ def _invalid(case: _Case) -> Verdict | None:
             if e["cell_id"] == case.base
         ]
         return Verdict("invalid", 1, reasons or [f"the baseline {case.base} is not in the plan"])
-    reasons = _lacking([cell], case.analysis)
+    reasons = lacking([cell], case.analysis)
     return Verdict("invalid", 1, reasons) if reasons else None
 
 
@@ -141,13 +141,20 @@ def _unjudged(case: _Case) -> list[str]:
     return said + [f"{o['cell_id']} is omitted: {o['reason']}" for o in case.analysis["omitted"]]
 
 
+def _compared(row: Json) -> bool:
+    """Say whether anything is known of a candidate beside the baseline; unbounded is known."""
+    return any("not_compared" not in primary for primary in row["primaries"].values())
+
+
 def _retain(case: _Case, base: Json) -> Verdict | None:
     if base["state"] != State.PASS or any(_better(row) for _, row in case.candidates):
         return None
-    count = len(case.candidates)
+    cells = [cell for cell, row in case.candidates if _compared(row)]
+    if not cells and (lost := lacking((cell for cell, _ in case.candidates), case.analysis)):
+        return Verdict("invalid", 1, ["no candidate could be compared", *lost])
     reasons = [
         f"{case.base} passes in every gate stratum",
-        f"none of {count} candidates is superior with its guardrails held",
+        f"none of {len(cells)} candidates that were compared is superior with its guardrails held",
     ]
     return Verdict("retain", 2, [*reasons, *_near_misses(case), *_smallest(case), *_unjudged(case)])
 
@@ -166,8 +173,8 @@ def _retune(case: _Case, base: Json) -> Verdict | None:
         return None
     cell, row = found[0]
     name = cell["cell_id"]
-    if lacking := _lacking([cell], case.analysis):
-        return Verdict("invalid", 1, [f"{name} would be named", *lacking], name)
+    if lost := lacking([cell], case.analysis):
+        return Verdict("invalid", 1, [f"{name} would be named", *lost], name)
     reasons = [f"{name} passes in every gate stratum"]
     reasons += _gains(row) if _better(row) else []
     reasons += [f"{case.base} fails: {said}" for said in base["reasons"]] if fails else []
@@ -239,8 +246,8 @@ def _split(case: _Case, topology: Json) -> Verdict | None:
     if found is None:
         return None
     used = (c for c in topology["cells"] if c["cell_id"] != "shared")
-    if lacking := _lacking(used, topology):
-        return Verdict("invalid", 1, [f"{found.words} would be named", *lacking], found.named)
+    if lost := lacking(used, topology):
+        return Verdict("invalid", 1, [f"{found.words} would be named", *lost], found.named)
     return found
 
 

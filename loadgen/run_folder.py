@@ -1,11 +1,12 @@
 """Reads the runs of a results folder, each file held to the digest that was named for it.
 
-A run is whole once both its requests and its samples are there. An attempt that the client spoilt
-lies beside it as `<run_id>.invalid-<n>`; a cell whose effective values contradict the plan has left
-a configuration that says so.
+What a run was offered is the trace's to say: each record is held to its arrival. A run is whole
+once both its requests and its samples are there. An attempt that the client spoilt lies beside it
+as `<run_id>.invalid-<n>`; a cell whose effective values contradict the plan has left a
+configuration that says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from loadgen.analyse import reduce_run
 from loadgen.archive import RECORDS
 from loadgen.facts import RunFacts
 from loadgen.files import file_digest, read_bytes, read_json
-from loadgen.record import BenchError, decode_requests, digest, strict_json
-from loadgen.trace import decode_trace
+from loadgen.record import BenchError, RequestRecord, decode_requests, digest, strict_json
+from loadgen.trace import decode_trace, planned_part
 
 __all__ = ["Folder", "named", "require", "trace_path"]
 
@@ -71,6 +72,22 @@ def named(what: str, found: str, expected: str) -> None:
         raise BenchError(f"{what}: its sha256 is {found[:16]}, but {expected[:16]} is named for it")
 
 
+def _hold(records: Sequence[RequestRecord], planned: Mapping[int, Json], path: Path) -> None:
+    """Refuse records of other requests than the trace's, or of one twice.
+
+    Those that are missing are the client's fault, and told as such.
+    """
+    left = dict(planned)
+    for n, record in enumerate(records, start=2):
+        part = left.pop(record.seq, None)
+        if part is None:
+            how = "is there twice" if record.seq in planned else "is not in the trace"
+            raise BenchError(f"{path} line {n}: request {record.seq} {how}")
+        for key, value in part.items():
+            if (found := getattr(record, key)) != value:
+                raise BenchError(f"{path} line {n}: {key} is {found}, but {value} was planned")
+
+
 def _rows(path: Path, config_sha256: str) -> list[Json]:
     rows = [
         strict_json(line, f"{path} line {n}")
@@ -95,7 +112,7 @@ class Folder:
 
     def __init__(self, path: Path, plan: Json, plan_sha256: str) -> None:
         self.path, self.plan, self.plan_sha256 = path, plan, plan_sha256
-        self._arrivals: dict[str, int] = {}
+        self._arrivals: dict[str, dict[int, Json]] = {}
 
     def check_manifests(self) -> None:
         """Hold every trace's manifest to the plan, where the plan names one.
@@ -127,6 +144,8 @@ class Folder:
 
     def _inputs(self, run: Mapping[str, Any], own: Path) -> Json:
         config = read_json(own / "config.json")
+        if config["run_id"] != run["run_id"]:
+            raise BenchError(f"{own}/config.json: is of run {config['run_id']}")
         named(f"{own}/config.json: plan.json", self.plan_sha256, config["plan_sha256"])
         named(f"{own}/config.json: trace", run["trace_sha256"], config["trace_sha256"])
         self._check_stack(own, config)
@@ -143,13 +162,16 @@ class Folder:
             if path.is_file():
                 named(str(path), file_digest(path), config["gateway_config_digest"])
 
-    def _planned(self, run: Mapping[str, Any]) -> int:
+    def _planned(self, run: Mapping[str, Any]) -> dict[int, Json]:
+        """What the run's trace says of each request, by its number."""
         name = run["trace"]
         if name not in self._arrivals:
             path = trace_path(self.path, name)
             data = read_bytes(path)
             named(str(path), digest(data), run["trace_sha256"])
-            self._arrivals[name] = len(decode_trace(data, str(path)))
+            ramp_s = self.plan["intervals"]["ramp_s"]
+            arrivals = decode_trace(data, str(path))
+            self._arrivals[name] = {a.seq: planned_part(a, ramp_s) for a in arrivals}
         return self._arrivals[name]
 
     def reduced(self, run: Mapping[str, Any], inputs: Mapping[str, str]) -> RunFacts:
@@ -168,9 +190,11 @@ class Folder:
         path = own / "requests.jsonl"
         header, records = decode_requests(read_bytes(path), str(path))
         named(f"{path}: config.json", inputs["config_sha256"], header["config_sha256"])
+        planned = self._planned(run)
+        _hold(records, planned, path)
         samples = _rows(own / "samples.jsonl", inputs["config_sha256"])
         config = read_json(own / "config.json")
-        return reduce_run(run, self.plan, self._planned(run), records, samples, config)
+        return reduce_run(run, self.plan, len(planned), records, samples, config)
 
     def attempts(self, run: Mapping[str, Any]) -> list[Json]:
         """Return the run's attempts that were kept as invalid, with what was at fault in each."""

@@ -6,13 +6,14 @@ A run is carried out in `<run_id>.part` and appears under its own name by one re
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from loadgen.analyse import reduce_run
 from loadgen.files import read_bytes, read_json
 from loadgen.record import decode_requests, strict_json
+from loadgen.run_folder import trace_path
 
 __all__ = [
     "RERUNS",
@@ -22,8 +23,10 @@ __all__ = [
     "drop_attempts",
     "faults_of",
     "finished",
+    "is_last",
     "keep",
     "part_of",
+    "set_faulty_aside",
     "settle",
 ]
 
@@ -44,6 +47,11 @@ def finished(folder: Path, run_id: str) -> bool:
 def attempts_kept(folder: Path, run_id: str) -> int:
     """Return how many spoilt attempts of a run lie beside it."""
     return len(list((folder / "runs").glob(f"{run_id}.invalid-*")))
+
+
+def is_last(attempt: int) -> bool:
+    """Say whether a run that this attempt spoils too keeps it as its own, until asked again."""
+    return attempt % (RERUNS + 1) == 0
 
 
 def drop_attempts(folder: Path, run_id: str) -> None:
@@ -79,6 +87,15 @@ def faults_of(part: Path, run: Json, plan: Json, planned: int) -> list[str]:
     samples = [strict_json(line, f"{part}/samples.jsonl") for line in lines]
     facts = reduce_run(run, dict(plan), planned, records, samples, read_json(part / "config.json"))
     return list(facts.row["faults"])
+
+
+def set_faulty_aside(folder: Path, runs: Iterable[Json], plan: Json) -> None:
+    """Make room to measure again what the client spoilt to the last; that attempt stays."""
+    for run in runs:
+        own = folder / "runs" / run["run_id"]
+        planned = arrivals_of(trace_path(folder, run["trace"]))
+        if all((own / name).is_file() for name in FILES) and faults_of(own, run, plan, planned):
+            keep(own, run["run_id"], attempts_kept(folder, run["run_id"]) + 1)
 
 
 def keep(part: Path, run_id: str, invalid: int | None) -> Path:

@@ -82,6 +82,8 @@ async def conduct_sweep(
     time_scale: float | None,
     tell: Tell,
     launcher: Launcher | None = None,
+    *,
+    rerun_faulty: bool = False,
 ) -> Outcome:
     """Carry out what is unfinished of the given runs of the folder's plan.
 
@@ -92,6 +94,7 @@ async def conduct_sweep(
             sweep began with.
         tell: is shown everything as it happens.
         launcher: starts the servers; None takes the one that the plan names.
+        rerun_faulty: measure those again that the client spoilt to the last.
 
     Raises:
         BenchError: an input changed, or the servers cannot be started; finished runs stay.
@@ -106,6 +109,8 @@ async def conduct_sweep(
         own = {f"engine {name}": value for name, value in used.items()}
         hold_inputs(folder, {**found, **own, "time_scale": scale})
         staging.clear(folder)
+        if rerun_faulty:
+            staging.set_faulty_aside(folder, runs, plan)
         sweep = _Sweep(folder, plan, launcher, runs, tell)
         todo = [run for run in runs if not staging.finished(folder, run["run_id"])]
         try:
@@ -233,12 +238,11 @@ class _Sweep:
 
     async def _run(self, started: Started, run: Json) -> bool:
         """Measure until the client keeps up; False where the next attempt needs fresh servers."""
-        kept = staging.attempts_kept(self._folder, run["run_id"])
-        for attempt in range(kept + 1, staging.RERUNS + 2):
-            if not await self._attempt(started, run, attempt):
-                return True
-            if self._plan["kind"] == "prefix_reuse" and attempt <= staging.RERUNS:
+        attempt = staging.attempts_kept(self._folder, run["run_id"]) + 1
+        while await self._attempt(started, run, attempt) and not staging.is_last(attempt):
+            if self._plan["kind"] == "prefix_reuse":
                 return False
+            attempt += 1
         return True
 
     async def _attempt(self, started: Started, run: Json, attempt: int) -> list[str]:
@@ -255,8 +259,8 @@ class _Sweep:
         job = job_of(self._folder, part, run, self._plan, started, sha256)
         await carry_out(job, part, endpoint.admin_url, endpoint.engine_urls, self._row)
         faults = staging.faults_of(part, run, self._plan, self._count(run))
-        last = attempt > staging.RERUNS
-        staging.keep(part, run_id, attempt if faults and not last else None)
+        spoilt = faults and not staging.is_last(attempt)
+        staging.keep(part, run_id, attempt if spoilt else None)
         self._pace.ran(time.monotonic() - began_s)
         self._tell({"event": "run-end", "run_id": run_id, "attempt": attempt, "faults": faults})
         return faults

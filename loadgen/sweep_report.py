@@ -33,7 +33,6 @@ from loadgen.sweep_tables import (
     named_rows,
     preemption_rows,
     stratum_rows,
-    why_lines,
 )
 from loadgen.tables import verdict_line
 from loadgen.words import GLOSSARY, headline, measure_words, next_steps, plain, what_it_is
@@ -106,7 +105,7 @@ def _verdict_box(evidence: SweepEvidence) -> str:
     tone = "good" if word in GOOD else "stop" if word in STOP else ""
     told = next_steps(evidence.analysis, decision)
     steps = [step.replace("`", "").replace(" DIR", f" {evidence.folder}") for step in told]
-    reasons = plain(why_lines(evidence.analysis, decision), evidence.analysis)
+    reasons = plain(decision["reasons"], evidence.analysis)
     return (
         f'<div class="verdict {tone}"><b>{escape(headline(evidence.analysis, decision))}</b>'
         f'<div class="dim">{escape(verdict_line(decision))}</div>'
@@ -234,11 +233,12 @@ def _lengths(analysis: Json) -> str:
 
 def _compared(evidence: SweepEvidence, drawn: Drawn) -> Section:
     analysis = evidence.analysis
+    level = 1.0 - analysis["look"]["alpha"]
     each = ", each measure by itself" if analysis["plan_kind"] == "arms" else ""
     said = (
         f"Every candidate against {analysis['base']} on the same arrivals, over the gates in which "
-        "several classes come together. In brackets one-sided 95 % bounds; p is after Holm's "
-        f"correction for {analysis['family']} comparisons{each}."
+        f"several classes come together. In brackets one-sided {level:.0%} bounds; p is after "
+        f"Holm's correction for {analysis['family']} comparisons{each}."
     )
     rows = guard_rows(analysis)
     html = (

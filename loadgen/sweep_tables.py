@@ -8,7 +8,7 @@ from typing import Any
 
 from loadgen.page import Cell
 from loadgen.tables import cell, verdict_line
-from loadgen.words import NO_VERDICT, measure_words, p_words
+from loadgen.words import NO_VERDICT, guard_words, measure_words, p_words
 
 __all__ = [
     "CELL_COLUMNS",
@@ -27,7 +27,6 @@ __all__ = [
     "named_rows",
     "preemption_rows",
     "stratum_rows",
-    "why_lines",
 ]
 
 Json = Mapping[str, Any]
@@ -189,12 +188,6 @@ def cell_rows(analysis: Json, decision: Json) -> list[Row]:
     ]
 
 
-def _shown(key: str, value: float) -> str:
-    if key.endswith(("_attainment", "_failures")):
-        return f"{value * 100:+.2f} points"
-    return f"{value - 1:+.1%}"
-
-
 def named_rows(analysis: Json, unit: str) -> tuple[tuple[str, ...], list[Row]]:
     """Return head and rows of a unit's p95s beside the baseline's, where several classes meet."""
     first, *others = analysis["class_order"]
@@ -224,38 +217,17 @@ def guard_rows(analysis: Json) -> list[Row]:
     found: list[Row] = []
     for row in analysis["comparisons"]:
         for key, rail in row["guardrails"].items():
-            told = [
-                _shown(key, rail[part]) if part in rail else "unbounded or not measured"
-                for part in ("value", "bound")
-            ]
-            limit = _shown(key, rail["limit"]) if "limit" in rail else "–"
             held = Cell("✓ held", "pass") if rail["held"] else Cell("✗ not held", "fail")
             word = measure_words(key, analysis["class_order"])
-            found.append((row["cell_id"], word, *told, limit, held))
+            found.append((row["cell_id"], word, *guard_words(key, rail), held))
     return found
 
 
 def conclusion_lines(analysis: Json, decision: Json) -> list[str]:
-    """Return the verdict, its reasons, and the price of what is superior, for a terminal."""
+    """Return the verdict and its reasons, for a terminal."""
     verdict = verdict_line(decision, virtual=analysis.get("virtual", False))
     none = [NO_VERDICT] if decision["verdict"] == "none" else []
-    return [verdict, *none, *why_lines(analysis, decision), *decision.get("more_rounds", ())]
-
-
-def why_lines(analysis: Json, decision: Json) -> list[str]:
-    """Return the decision's reasons, and the price of what is superior."""
-    return [*decision["reasons"], *(_broken_guards(analysis) if "comparisons" in analysis else ())]
-
-
-def _broken_guards(analysis: Json) -> list[str]:
-    """A line per candidate that is superior in something and guardrail that it breaks."""
-    superior = {row["cell_id"] for row in analysis["comparisons"] if row["superior"]}
-    return [
-        f"{unit} against {analysis['base']}: "
-        f"{word} {value}{'' if bound == value else f', bound {bound}'}: guardrail {limit} not held"
-        for unit, word, value, bound, limit, held in guard_rows(analysis)
-        if unit in superior and isinstance(held, Cell) and held.kind == "fail"
-    ]
+    return [verdict, *none, *decision["reasons"], *decision.get("more_rounds", ())]
 
 
 def length_rows(analysis: Json) -> list[Row]:

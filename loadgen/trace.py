@@ -25,6 +25,7 @@ __all__ = [
     "draw",
     "encode_trace",
     "keep_classes",
+    "planned_part",
     "recorded_manifest",
     "shorts_only",
     "trace_manifest",
@@ -96,6 +97,24 @@ def shorts_only(trace: Sequence[Arrival], keep: str = "short") -> tuple[Arrival,
 def keep_classes(trace: Sequence[Arrival], keep: Sequence[str]) -> tuple[Arrival, ...]:
     """Delete every class but these, arrivals, numbers and prompts unchanged."""
     return tuple(a for a in trace if a.size_class in keep)
+
+
+def planned_part(arrival: Arrival, ramp_s: float) -> dict[str, Any]:
+    """Return the fields of a request's record that are planned; see `RequestRecord`.
+
+    Args:
+        arrival: the request.
+        ramp_s: arrivals before this are not observed.
+    """
+    return {
+        "seq": arrival.seq,
+        "size_class": arrival.size_class,
+        "phase": "ramp" if arrival.offset_us < ramp_s * 1e6 else "observed",
+        "planned_us": arrival.offset_us,
+        "prompt_tokens_planned": arrival.input_tokens,
+        "completion_tokens_planned": arrival.output_tokens,
+        "prompt_sha256": arrival.prompt_sha256,
+    }
 
 
 def _own_session(seq: int) -> str:

@@ -17,7 +17,7 @@ from loadgen.forecast import DELAYS
 from loadgen.record import SERVICE_CLASS, BenchError, Outcome, RequestRecord
 from loadgen.sessions import engine_keys
 from loadgen.simulate import Delays, Policy, SimArrival, SimResult, Watch, simulate
-from loadgen.trace import Arrival
+from loadgen.trace import Arrival, planned_part
 
 __all__ = ["VirtualRun", "World", "cell_args", "scheduler_config", "virtual_run"]
 
@@ -171,15 +171,9 @@ def _record(arrival: Arrival, result: SimResult, world: World) -> RequestRecord:
     ok, first = outcome is Outcome.OK, _us(result.first_s)
     queued = None if result.sent_s is None else (result.sent_s - result.arrival.at_s) * 1e3
     return RequestRecord(
-        seq=arrival.seq,
-        size_class=arrival.size_class,
-        phase="ramp" if arrival.offset_us < world.ramp_s * 1e6 else "observed",
-        planned_us=arrival.offset_us,
+        **planned_part(arrival, world.ramp_s),
         outcome=outcome,
         outcome_code=code,
-        prompt_tokens_planned=arrival.input_tokens,
-        completion_tokens_planned=arrival.output_tokens,
-        prompt_sha256=arrival.prompt_sha256,
         status=200 if ok else None,
         connect_wait_us=0,
         dispatched_us=arrival.offset_us,

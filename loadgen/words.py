@@ -11,6 +11,8 @@ __all__ = [
     "GLOSSARY",
     "MEASURE_WORDS",
     "NO_VERDICT",
+    "broken_guards",
+    "guard_words",
     "headline",
     "measure_words",
     "next_steps",
@@ -137,6 +139,35 @@ def measure_words(key: str, class_order: Sequence[str]) -> str:
             rest = key.removeprefix(f"{name}_")
             return f"{name} {MEASURE_WORDS.get(rest, rest)}"
     return key
+
+
+def _difference(key: str, value: float) -> str:
+    if key.endswith(("_attainment", "_failures")):
+        return f"{value * 100:+.2f} points"
+    return f"{value - 1:+.1%}"
+
+
+def guard_words(key: str, rail: Json) -> tuple[str, str, str]:
+    """Return a guardrail's value, its bound and its limit."""
+    value, bound = (
+        _difference(key, rail[part]) if part in rail else "unbounded or not measured"
+        for part in ("value", "bound")
+    )
+    return value, bound, _difference(key, rail["limit"]) if "limit" in rail else "–"
+
+
+def broken_guards(analysis: Json) -> list[str]:
+    """Return a line per candidate that is superior in something and guardrail that it breaks."""
+    said = []
+    for row in analysis["comparisons"]:
+        for key, rail in row["guardrails"].items() if row["superior"] else ():
+            if not rail["held"]:
+                value, bound, limit = guard_words(key, rail)
+                told = value if bound == value else f"{value}, bound {bound}"
+                word = measure_words(key, analysis["class_order"])
+                at = f"{row['cell_id']} against {analysis['base']}: {word}"
+                said.append(f"{at} {told}: guardrail {limit} not held")
+    return said
 
 
 def p_words(p: float) -> str:

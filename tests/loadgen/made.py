@@ -219,8 +219,8 @@ def write_plan(folder, made=None):
     made = plan() if made is None else made
     sha256 = write_bytes(folder / "corpus.jsonl", b"{}\n")
     arrivals = [
-        Arrival(n, "short" if n < PER_RUN else "long", 1_000_000 + n * 1000, 512, 128, "a")
-        for n in range(2 * PER_RUN)
+        Arrival(n, name, 1_000_000 + n * 1000, *SIZES[name], "a")
+        for n, name in enumerate(["short"] * PER_RUN + ["long"] * PER_RUN)
     ]
     traces, runs = {}, []
     for run in made["runs"]:

@@ -92,3 +92,16 @@ def test_demonstrations_have_one_round_and_only_figures(demo):
     assert found["tested"] == 0
     assert rows(found, measure="goodput_per_s")[0]["a"] is not None
     assert found["same"]
+
+
+def test_what_has_a_number_in_one_of_them_alone_is_not_called_the_same():
+    failing = made({"B0": Behaviour(failed={"short": 0.12})})
+    found = compare_results(failing, failing, same_arrivals=True)
+    assert found["number_in_one"] == 0
+    found = compare_results(made(), failing, same_arrivals=True)
+    lopsided = rows(found, cell_id="B0", size_class="short", measure="ttft_p95_s")
+    assert [(row["a"] is None, row["b"] is None, "p" in row) for row in lopsided] == [
+        (False, True, False)
+    ] * 2
+    assert found["number_in_one"] >= 2
+    assert not found["same"]

@@ -1,9 +1,9 @@
 import pytest
 
-from loadgen.decide import decide
+from loadgen.decide import decide, sound
 from loadgen.record import BenchError
+from tests.loadgen.made import Behaviour, better, decided, plan
 from tests.loadgen.made import analysis as sweep
-from tests.loadgen.made import better, decided, plan
 
 POOL = {"name": "long", "classes": ["long"], "engines": 1, "offered_work": 0.5}
 
@@ -70,3 +70,44 @@ def test_policy_arms_have_contrasts_and_no_verdict():
         line.startswith("enforce against off: short_stall_p95 -") and "superior" in line
         for line in found["reasons"]
     )
+
+
+ARMS = ("off", "enforce", "both")
+
+
+def test_an_arm_whose_requests_fail_is_not_passed_over():
+    failing = Behaviour(failed={"short": 0.12})
+    reasons = decided({"enforce": failing}, plan(ARMS, kind="arms"))["reasons"]
+    assert (
+        "enforce against off: short_ttft_p95 is unbounded: that p95 falls on a request that failed"
+        in reasons
+    )
+    assert any(line.startswith("enforce fails: short") for line in reasons)
+
+
+def test_runs_that_an_arm_lacks_are_named_and_the_decision_is_not_sound():
+    made = plan(ARMS, kind="arms")
+    whole = decided({"enforce": better()}, made)
+    assert (whole["missing"], sound(whole)) == ([], True)
+    found = decided({"enforce": better()}, made, without=["r1-off-50-50-near"])
+    assert found["missing"] == ["r1-off-50-50-near"]
+    assert "incomplete: r1-off-50-50-near is missing" in found["reasons"]
+    assert not sound(found)
+    faulty = decided({"enforce": better()}, made, faulty=["r2-enforce-50-50-near"])
+    assert any("r2-enforce-50-50-near is client-faulty" in line for line in faulty["reasons"])
+    assert not sound(faulty)
+
+
+def test_one_round_of_arms_says_that_nothing_was_compared():
+    reasons = decided({}, plan(ARMS, kind="arms", rounds=1))["reasons"]
+    said = "enforce against off: short_ttft_p95 was not compared: too few rounds that both have"
+    assert said in reasons
+
+
+def test_the_guardrail_that_a_superior_arm_breaks_is_among_the_reasons():
+    slow = Behaviour(ttft_s={"short": 0.2, "long": 0.9})
+    reasons = decided({"enforce": slow}, plan(ARMS, kind="arms"))["reasons"]
+    broken = [line for line in reasons if "guardrail" in line]
+    assert len(broken) == 1
+    assert broken[0].startswith("enforce against off: long p95 TTFT +48.2%, bound +50.1%")
+    assert broken[0].endswith("guardrail +10.0% not held")

@@ -7,6 +7,7 @@ import pytest
 
 from loadgen.evidence import RECORDS, pack, unpack, unpacked
 from loadgen.record import BenchError
+from loadgen.report_file import write_report
 from loadgen.results import verify_folder
 from tests.loadgen.conftest import ROOT
 
@@ -41,7 +42,7 @@ def test_packed_and_taken_apart_again_a_sweep_is_the_same_but_for_keys(swept, tm
     (swept / "runs" / "r9.part" / "config.json").write_text("{}")
     assert pack(swept, tmp_path / "packed") < 1e6
     unpack(tmp_path / "packed", tmp_path / "again")
-    left = {"keys.toml", "report.html"}
+    left = {"keys.toml"}
 
     def held(folder):
         files = {p for p in folder.rglob("*") if p.is_file() and p.name not in left}
@@ -66,6 +67,22 @@ def test_a_record_altered_in_packed_evidence_is_found(swept, tmp_path):
     pack(tmp_path / "again", tmp_path / "packed")
     with unpacked(tmp_path / "packed") as whole:
         assert verify_folder(whole)
+
+
+@pytest.mark.parametrize("change", [lambda page: page.replace(b"retune", b"retain"), None])
+def test_a_report_altered_in_packed_evidence_is_found(swept, tmp_path, change):
+    write_report(swept)
+    pack(swept, tmp_path / "packed")
+    with unpacked(tmp_path / "packed") as whole:
+        assert verify_folder(whole) == []
+    data = lzma.compress(change((swept / "report.html").read_bytes())) if change else b"garbage"
+    (tmp_path / "packed" / "report.html.xz").write_bytes(data)
+    if change is None:
+        with pytest.raises(BenchError, match=r"report.html.xz: damaged"):
+            unpack(tmp_path / "packed", tmp_path / "out")
+        return
+    with unpacked(tmp_path / "packed") as whole:
+        assert [line.split(":")[0] for line in verify_folder(whole)] == ["report.html"]
 
 
 def test_a_folder_that_is_not_packed_is_taken_as_it_is(sweep_once):

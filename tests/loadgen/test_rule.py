@@ -263,3 +263,22 @@ def test_a_behaviour_is_what_its_records_say():
 def test_topology_runs_without_a_split_prove_nothing():
     found = decided(ALL_SLOW, topology=split(units=("shared", "alone-short")))
     assert found["verdict"] == "inconclusive"
+
+
+def test_a_sweep_in_which_no_candidate_could_be_compared_does_not_retain():
+    made = plan(("B0", "C1"))
+    lost = [run["run_id"] for run in made["runs"] if run["cell_id"] == "C1"]
+    found = decided({}, made, without=lost)
+    assert found["verdict"] == "invalid"
+    assert found["reasons"][0] == "no candidate could be compared"
+    assert f"incomplete: {lost[0]} is missing" in found["reasons"]
+
+
+def test_what_could_not_be_compared_is_not_among_the_candidates_that_lost():
+    made = plan(("B0", "C1", "C2"))
+    lost = [run["run_id"] for run in made["runs"] if run["cell_id"] == "C1"]
+    found = decided({}, made, without=lost)
+    assert found["verdict"] == "retain"
+    said = "none of 1 candidates that were compared is superior with its guardrails held"
+    assert said in found["reasons"]
+    assert f"C1 is judged without {len(lost)} of its runs" in found["reasons"]

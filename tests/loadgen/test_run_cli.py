@@ -29,7 +29,7 @@ def swept(tmp_path, monkeypatch):
     """Runs are made in virtual time instead of measured; the rest of the chain is the real one."""
     calls = []
 
-    async def conduct(folder, runs, time_scale, tell):
+    async def conduct(folder, runs, time_scale, tell, *, rerun_faulty):
         calls.append((len(runs), time_scale))
         tell({"event": "start", "start": "01-r1-B0-1", "cell_id": "B0"})
         simulate_plan(folder, folder, read_step_model(cost_path()))
@@ -105,7 +105,7 @@ def test_a_sweep_is_not_pointed_at_a_server_from_the_command_line(swept, capsys)
 def test_what_is_left_out_is_said_and_the_answer_is_no(swept, monkeypatch):
     folder, _ = swept
 
-    async def conduct(found, runs, time_scale, tell):
+    async def conduct(found, runs, time_scale, tell, *, rerun_faulty):
         return Outcome(11, 12, ("C1: max_num_seqs is 9 at the engine, 8 in the plan",))
 
     monkeypatch.setattr(run_cli, "conduct_sweep", conduct)

@@ -3,7 +3,7 @@ import shutil
 import pytest
 
 from loadgen.files import file_digest, read_json, write_json
-from loadgen.record import BenchError
+from loadgen.record import BenchError, canonical, strict_json
 from loadgen.results import (
     TOPOLOGY_FILE,
     analyse_folder,
@@ -12,6 +12,7 @@ from loadgen.results import (
     decide_folder,
     verify_folder,
 )
+from loadgen.sweep_inputs import planned_inputs
 from tests.loadgen.made import (
     CALM,
     PLAIN,
@@ -157,3 +158,55 @@ def test_a_run_of_another_plan_is_refused(tmp_path):
     write_json(tmp_path / "plan.json", {**made, "rounds": 6})
     with pytest.raises(BenchError, match=r"config.json: plan.json: its sha256"):
         analyse_folder(tmp_path)
+
+
+def _rewritten(folder, run_id, change):
+    """Let a run's records be others, as one who forged them would: every digest fits again."""
+    path = folder / "runs" / run_id / "requests.jsonl"
+    head, *rows = [strict_json(line, "row") for line in path.read_bytes().splitlines()]
+    path.write_bytes(b"".join(canonical(row) for row in [head, *change(rows)]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: [{**rows[0], "phase": "ramp"}, *rows[1:]], "phase is ramp, but observed"),
+        (
+            lambda rows: [{**rows[0], "planned_us": rows[0]["planned_us"] + 150_000}, *rows[1:]],
+            "planned_us is 1150000, but 1000000 was planned",
+        ),
+        (lambda rows: [{**rows[0], "size_class": "long"}, *rows[1:]], "size_class is long"),
+        (lambda rows: [{**rows[0], "prompt_sha256": "b"}, *rows[1:]], "prompt_sha256 is b"),
+        (lambda rows: [*rows[:-1], rows[0]], "line 161: request 0 is there twice"),
+        (lambda rows: [*rows[:-1], {**rows[-1], "seq": 900}], "request 900 is not in the trace"),
+    ],
+    ids=["phase", "planned", "class", "prompt", "twice", "unknown"],
+)
+def test_records_of_other_requests_than_the_trace_s_are_refused(copy, change, said):
+    _rewritten(copy, "r1-C1-80-20-near", change)
+    with pytest.raises(BenchError, match=said):
+        conclude(copy)
+
+
+def test_a_request_without_a_record_is_the_client_s_fault(copy):
+    _rewritten(copy, "r1-C1-80-20-near", lambda rows: rows[:-1])
+    row = next(r for r in conclude(copy)[0]["runs"] if r["run_id"] == "r1-C1-80-20-near")
+    assert row["faults"] == ["offered 159 requests, planned 160"]
+
+
+def test_runs_that_stand_under_each_other_s_names_are_refused(copy):
+    one, other = (copy / "runs" / f"r1-{unit}-80-20-near" for unit in UNITS)
+    one.rename(copy / "aside")
+    other.rename(one)
+    (copy / "aside").rename(other)
+    with pytest.raises(BenchError, match=r"config.json: is of run r1-C1-80-20-near"):
+        conclude(copy)
+
+
+def test_an_input_that_the_sweep_did_not_begin_with_is_named(copy):
+    write_json(copy / "inputs.json", planned_inputs(copy, read_json(copy / "plan.json")))
+    assert verify_folder(copy) == []
+    write_json(copy / "inputs.json", {**read_json(copy / "inputs.json"), "corpus.jsonl": "0"})
+    assert [line.split(",")[0] for line in verify_folder(copy)] == [
+        "inputs.json: corpus.jsonl is 0"
+    ]

@@ -106,6 +106,34 @@ async def test_after_two_reruns_the_third_attempt_stays_as_the_run(planned, tmp_
     assert names == {run_id, f"{run_id}.invalid-1", f"{run_id}.invalid-2"}
 
 
+async def test_a_run_that_stayed_faulty_is_measured_again_when_asked_and_no_attempt_is_lost(
+    planned, tmp_path, monkeypatch
+):
+    folder, plan = shortened(planned, tmp_path / "s")
+    plan["runs"] = plan["runs"][:1]
+    spoil(monkeypatch, *[["lag"]] * 3)
+    await conduct(folder, plan, StandInLauncher())
+    spoil(monkeypatch, ["lag"], ["lag"], [])  # as it stands, then two more attempts
+    await conduct_sweep(
+        folder, plan["runs"], None, lambda event: None, StandInLauncher(), rerun_faulty=True
+    )
+    run_id = plan["runs"][0]["run_id"]
+    attempts = {
+        path.name: read_json(path / "config.json")["attempt"]
+        for path in (folder / "runs").iterdir()
+    }
+    assert attempts == {run_id: 5} | {f"{run_id}.invalid-{n}": n for n in (1, 2, 3, 4)}
+
+
+async def test_a_good_run_is_left_alone_by_a_rerun_of_faulty_ones(planned, tmp_path):
+    folder, plan = shortened(planned, tmp_path / "s")
+    launcher = StandInLauncher()
+    await conduct(folder, plan, launcher)
+    starts = len(launcher.starts)
+    await conduct_sweep(folder, plan["runs"], None, lambda event: None, launcher, rerun_faulty=True)
+    assert len(launcher.starts) == starts
+
+
 async def test_an_engine_that_died_is_started_anew_and_its_runs_stand(planned, tmp_path):
     folder, plan = shortened(planned, tmp_path / "s")
     launcher, events = StandInLauncher(), []

@@ -1,6 +1,14 @@
 import pytest
 
-from loadgen.words import GLOSSARY, headline, measure_words, next_steps, plain, what_it_is
+from loadgen.words import (
+    GLOSSARY,
+    broken_guards,
+    headline,
+    measure_words,
+    next_steps,
+    plain,
+    what_it_is,
+)
 
 ANALYSIS = {
     "base": "B0",
@@ -81,3 +89,20 @@ def test_the_glossary_explains_each_word_once():
 def test_an_unknown_kind_is_called_by_its_name():
     assert what_it_is("sweep") == "Sweep of engine settings"
     assert what_it_is("other") == "other"
+
+
+def test_a_superior_candidate_s_broken_guardrails_are_named_with_value_bound_and_limit():
+    rails = {
+        "long_ttft_p95": {"value": 1.15, "bound": 1.21, "limit": 1.1, "held": False},
+        "long_e2e_p95": {"held": False, "limit": 1.1, "unbounded": True},
+        "long_attainment": {"value": -0.1, "bound": -0.1, "limit": -0.02, "held": False},
+        "short_failures": {"value": 0.0, "bound": 0.0, "limit": 0.005, "held": True},
+    }
+    row = {"cell_id": "C2", "superior": ["short_ttft_p95"], "guardrails": rails}
+    found = {"base": "B0", "class_order": ["short", "long"], "comparisons": [row]}
+    assert broken_guards(found) == [
+        "C2 against B0: long p95 TTFT +15.0%, bound +21.0%: guardrail +10.0% not held",
+        "C2 against B0: long p95 end to end unbounded or not measured: guardrail +10.0% not held",
+        "C2 against B0: long attainment -10.00 points: guardrail -2.00 points not held",
+    ]
+    assert broken_guards({**found, "comparisons": [{**row, "superior": []}]}) == []
