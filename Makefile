@@ -29,7 +29,7 @@ test-engine: install  ## run the tests on real vLLM, the CPU build, installed on
 	$(BIN)/python -m tests.engine.install
 	$(BIN)/python -m pytest tests/engine --timeout 600
 
-soak: install  ## ten minutes of overload, ten times what gets through, then half an hour of everything; prints figures
+soak: install  ## ten minutes of twenty times what the engines can serve, then half an hour of everything; prints figures
 	$(BIN)/python -m tests.soak overload --seconds 600 --factor 20
 	$(BIN)/python -m tests.soak mixed --seconds 1800
 

@@ -381,11 +381,11 @@ _EXAMPLES = """examples:
 exit codes:
   0    done, also after Ctrl-C of up, serve and engine
   1    it ran and the answer is no
-  2    wrong usage or configuration
+  2    wrong usage or configuration; a rehearsal refused; bench compare: it can't be told
   3    serve: the drain's deadline cut answers off; manifest verify: found drift;
        routes watch: the canary was taken back
   4    manifest verify: something could not be verified
-  130  a bench run or a rehearsal was interrupted
+  130  interrupted
   141  the reader of the output left (| head)
 """
 _SERVE = """  sluicegate serve --config config/gateway.toml

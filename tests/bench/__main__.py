@@ -1,4 +1,4 @@
-"""Prints every figure that README states: ``python -m tests.bench`` (or ``make bench``).
+"""Prints every figure of README's "What it costs": ``python -m tests.bench`` (or ``make bench``).
 
 Each part is a program of its own, so that one does not heat the other's caches; run it on a machine
 that does nothing else. Nothing is asserted here.
