@@ -2,11 +2,11 @@
 
 A header whose key was right is remembered by its BLAKE2 digest until the keys change, which is also
 how one is revoked, or the memory is full; nobody can choose a digest, so the time of a look-up
-tells nothing. A token that was verified is remembered by its SHA-256 for a minute at most, so that the
-next requests with it cost a look-up; revocation is asked for every time. The memory is emptied when
-keys or issuers change; with another key set a token's entry no longer holds. Where a newer key set
-could decide, ``authenticate`` raises ``NeedsKeySet``, and ``principal`` waits for that set and asks
-once more.
+tells nothing. A token that was verified is remembered by its SHA-256 for a minute at most, so that
+the next requests with it cost a look-up; revocation is asked for every time. The memory is emptied
+when keys or issuers change; with another key set a token's entry no longer holds. Where a newer key
+set could decide, ``authenticate`` raises ``NeedsKeySet``, and ``principal`` waits for that set and
+asks once more.
 """
 
 import asyncio
