@@ -20,7 +20,9 @@ from loadgen.record import Outcome
 __all__ = ["Response", "Verdict", "judge", "max_stall_us", "read_events"]
 
 BLANK_LINE = re.compile(rb"\r?\n\r?\n")
-GOOD_FINISH = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
+GOOD_FINISH = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "repetition"}
+)
 EXPIRED = frozenset({"queue_expired"})
 INTERRUPTED = frozenset({"stream_interrupted", "drain_terminated"})
 REFUSED = frozenset(

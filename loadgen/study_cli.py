@@ -118,7 +118,8 @@ def _add_topology(verbs: Any) -> None:
     parser = add_verb(verbs, "topology", _topology, said, example)
     parser.add_argument("file", type=Path, metavar="FILE", help="a sweep file (TOML)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="without it only the split is said")
-    parser.add_argument("--engines", type=int, default=2, help="in all (2); rates are multiplied by it")
+    said = "in all (2); rates are multiplied by it"
+    parser.add_argument("--engines", type=int, default=2, help=said)
     parser.add_argument("--cell", default="B0", help="whose arguments the engines have (B0)")
     parser.add_argument("--step-model", type=Path, metavar="FILE", help="step cost of the engines")
 

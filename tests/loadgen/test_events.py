@@ -90,6 +90,11 @@ def test_a_status_of_200_alone_is_not_ok(body, code):
     assert verdict(body) == Verdict(Outcome.INVALID_RESPONSE, code)
 
 
+@pytest.mark.parametrize("reason", [b"stop", b"tool_calls", b"repetition"])
+def test_an_answer_may_end_for_any_reason_of_the_engine_s_that_is_no_failure(reason):
+    assert verdict(LAST.replace(b"length", reason) + DONE).outcome is Outcome.OK
+
+
 def test_a_stream_without_usage_can_still_be_ok():
     assert verdict(LAST + DONE).outcome is Outcome.OK
 
