@@ -74,7 +74,7 @@ def _inline(message: Mapping[str, Any], at: str) -> str:
 
 
 def _convert(message: Mapping[str, Any], at: str, messages: list[Message]) -> None:
-    role, content = message.get("role"), message.get("content")
+    role, content = text(message, "role", at), message.get("content")
     if role not in {"user", "assistant"}:
         raise bad(f"{at}.role", "must be user, assistant or system")
     if isinstance(content, str):
@@ -193,9 +193,10 @@ def _tool(tool: Mapping[str, Any], at: str) -> dict[str, Any]:
 
 def _effort(body: Mapping[str, Any], template: ChatTemplate) -> str | None:
     thinking = _object(body, "thinking")
-    if thinking.get("type") == "disabled":
+    kind = text(thinking, "type", "thinking")
+    if kind == "disabled":
         return template.disabled_effort
-    if thinking and thinking.get("type") not in {"enabled", "adaptive"}:
+    if thinking and kind not in {"enabled", "adaptive"}:
         raise bad("thinking.type", "must be enabled, disabled or adaptive")
     effort = text(_object(body, "output_config"), "effort", "output_config")
     if effort is not None and effort not in _EFFORTS:

@@ -6,6 +6,7 @@ ends a request raises ``Refused``; the failure contract makes the answer. Whatev
 request is recorded exactly once, in ``__call__``.
 """
 
+import asyncio
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from typing import Any
@@ -43,6 +44,7 @@ Scope = MutableMapping[str, Any]
 # Looked up once: Python 3.11 finds an enum's member in ten times the time of a global.
 _CHAT, _MODELS, _COUNT_TOKENS = Surface.CHAT, Surface.MODELS, Surface.COUNT_TOKENS
 _CANCELLED, _ENGINE_ERROR = Outcome.CLIENT_CANCELLED, Outcome.ENGINE_ERROR
+_EXPIRED, _DRAINED = Outcome.QUEUE_EXPIRED, Outcome.DRAIN_TERMINATED
 
 
 class Gateway:
@@ -86,17 +88,28 @@ class Gateway:
             await self._refuse(visit, refused, send)
         except ClientGone:
             visit.outcome = Outcome.CLIENT_CANCELLED
+        except asyncio.CancelledError:
+            self._cut_off(visit)
+            raise
         except Exception as error:  # the last line of defence: logged, told, never shown
             self.parts.journal.fault(error, request_id=visit.request_id)
             await self._refuse(visit, Refused(Outcome.INTERNAL_ERROR, "Internal error."), send)
         finally:
-            if isinstance(send, EarlySend):
-                send.disarm()
             self.running.discard(visit)
-            self._finish(visit)
+            self._finish(visit, send)
 
-    def _finish(self, visit: Visit) -> None:
+    def refused_at_edge(self, outcome: Outcome) -> float | None:
+        """Count what the listener refused by itself; the seconds to advise."""
+        self.parts.observer.refused_at_edge(outcome)
+        rule, now = CONTRACT[outcome].advice, self.parts.clock()
+        return self.setup.advice.seconds(rule, None, now, ("", "", ""), "")
+
+    def _finish(self, visit: Visit, send: Send) -> None:
         """Record a request that is over: metrics, its caller's sums, spans, one log line."""
+        if isinstance(send, EarlySend):
+            send.disarm()
+            if send.begun:
+                visit.status = 200  # whatever came of it, that is what was sent
         parts, ended_s = self.parts, self.parts.clock()
         finished = visit.finished(ended_s)
         parts.observer.record(finished)
@@ -166,6 +179,7 @@ class Gateway:
             server.body_timeout_s,
             partial(self.parts.intake.received, held),
             scope.get("sluicegate.take"),
+            visit.ending,
         )
         visit.body_bytes = len(raw)
         pool = setup.counting.pool
@@ -176,11 +190,26 @@ class Gateway:
     # -- answers of our own ----------------------------------------------------------------
 
     async def _refuse(self, visit: Visit, refused: Refused, send: Send) -> None:
+        reply = self._refusal(visit, refused)
+        if reply is not None:
+            await self._send(visit, reply, send)
+
+    def _cut_off(self, visit: Visit) -> None:
+        """The process ends before a request that a drain ended: say so where nothing hinders."""
+        if visit.ending.outcome is not _DRAINED:
+            return
+        outcome = _DRAINED if visit.committed else Outcome.DRAINING
+        reply = self._refusal(visit, Refused(outcome, "The gateway ended before this request."))
+        if reply is not None and visit.answer is not None:
+            visit.answer(reply.status, [*reply.headers, *visit.headers()], reply.body)
+
+    def _refusal(self, visit: Visit, refused: Refused) -> Answer | None:
+        """Note how a request ends; the answer to it, where it can still have one."""
         visit.outcome = refused.outcome
         row = CONTRACT[refused.outcome]
         if visit.committed or row.status is None:
-            return
-        reply = answer(
+            return None
+        return answer(
             refused.outcome,
             refused.message,
             retry_after_s=self._advise(visit, refused),
@@ -188,19 +217,16 @@ class Gateway:
             surface=visit.surface or Surface.CHAT,
             status=refused.status,
         )
-        await self._send(visit, reply, send)
 
     def _advise(self, visit: Visit, refused: Refused) -> float | None:
-        """Seconds to advise: the refusal's own figure, by a memory of how the last one went."""
-        if CONTRACT[refused.outcome].advice is Advice.NONE:
-            return None
-        if refused.outcome is Outcome.NO_ENGINE:
-            return self.setup.settings.document.probe.interval_s
-        service = visit.principal.service_class if visit.principal else ""
-        memory = self.setup.advice.get((visit.model or "", visit.size_class or "", service))
-        if memory is None:
-            return refused.retry_after_s
-        return memory.refused(self.parts.clock(), refused.retry_after_s or 0.0)
+        """Seconds to advise, by the rule of the outcome's row."""
+        rule, principal = CONTRACT[refused.outcome].advice, visit.principal
+        if refused.outcome is _EXPIRED and b"x-sluicegate-max-wait" in visit.sent:
+            rule = Advice.CALLER  # who would not wait says nothing about the queue
+        service, key_id = (principal.service_class, principal.key_id) if principal else ("", "")
+        group = (visit.model or "", visit.size_class or "", service)
+        now, told_s = self.parts.clock(), refused.retry_after_s
+        return self.setup.advice.seconds(rule, told_s, now, group, key_id)
 
     async def _send(self, visit: Visit, reply: Answer, send: Send) -> None:
         visit.committed = True
@@ -233,7 +259,7 @@ class Gateway:
         """A drain reached its deadline: end what still runs; returns how many that were."""
         visits = list(self.running)
         for visit in visits:
-            visit.ending.set(Outcome.DRAIN_TERMINATED)
+            visit.ending.set(_DRAINED)
         return len(visits)
 
 

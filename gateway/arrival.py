@@ -1,8 +1,8 @@
 """Decides whether an arriving request is refused before it waits, and how long it would wait.
 
 The checks run in the order of the failure contract: what can never fit, what an operator paused,
-the caller's own caps and rates, a pool without an engine, the flow's caps. A key's own cap holds
-where admission is off too; the rest does not. Pure: no I/O, no clock.
+the caller's own caps and rates, a pool without an engine, the flow's caps. Where admission is off
+only a drain, a pause, a key's own cap and the lack of an engine count. Pure: no I/O, no clock.
 """
 
 from gateway.domain import AdmissionMode, Outcome

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from gateway.admission import Admission
+from gateway.advice import Advisor
 from gateway.app import Gateway
 from gateway.config import Settings
-from gateway.contract import RetryAfter
+from gateway.contract import Advice
 from gateway.counters import Counters, load_counters
 from gateway.counting import CountingStage
 from gateway.domain import Arm, FlowKey, Outcome
@@ -93,14 +94,18 @@ def setup_of(
     jitter = random.Random(secrets.randbits(64)).random  # spreads callers; nothing depends on it
     streamed, whole = timeouts(settings)
     counters = load_counters(settings, before.counters if before else None)
-    known = before.advice if before else {}
+    fixed_s = {
+        Advice.CONFIGURED: settings.document.server.paused_retry_after_s,
+        Advice.PROBE_INTERVAL: settings.document.probe.interval_s,
+    }
+    groups = [spec.group for spec in settings.flows]
     return Setup(
         settings=settings,
         table=table,
         counters=counters,
         counting=_counting(settings, counters, turnstile, before),
         specs={spec.group: spec for spec in settings.flows},
-        advice={s.group: known.get(s.group) or RetryAfter(jitter) for s in settings.flows},
+        advice=Advisor(jitter, groups, fixed_s, before.advice if before else None),
         streamed=streamed,
         whole=whole,
         pass_headers=tuple(n.encode() for n in settings.document.upstream.pass_headers),

@@ -9,10 +9,8 @@ seconds on the loop's clock.
 """
 
 import asyncio
-import socket
 from collections import Counter, deque
 from collections.abc import Callable, MutableMapping
-from secrets import token_hex
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -20,10 +18,10 @@ import httptools
 import uvicorn
 
 from gateway.contract import answer
-from gateway.cycle import Cycle, base_scope
+from gateway.cycle import Cycle, base_scope, closing_answer, was_reset
 from gateway.domain import Outcome
 from gateway.eager import OneTask
-from gateway.framing import TOO_LARGE, EdgeLimits, head_bytes, judge
+from gateway.framing import MALFORMED, TOO_LARGE, EdgeLimits, head_bytes, judge
 
 __all__ = ["ClientGone", "EdgeLimits", "EdgeProtocol", "Message"]
 
@@ -33,7 +31,6 @@ Message = MutableMapping[str, Any]
 # would reset it, and the answer could be lost on the way.
 _LINGER_S = 1.0
 _MAX_PIPELINED, _MAX_QUEUED_BODY_BYTES = 8, 32 * 1024
-_TCP_CLOSED = 7  # Linux: include/net/tcp_states.h
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.0005, 1.0
 
 
@@ -46,7 +43,7 @@ class EdgeProtocol(asyncio.Protocol):
 
     Args:
         limits: the listener's bounds.
-        on_refused: told of what is refused here.
+        on_refused: told of what is refused here; the seconds to advise, where it gives some.
         by_address: the listener's connections of each address; shared by all of them.
         config: uvicorn's, with the application.
         server_state: uvicorn's, which knows the connections and tasks that end with the server.
@@ -56,7 +53,7 @@ class EdgeProtocol(asyncio.Protocol):
     def __init__(
         self,
         limits: EdgeLimits,
-        on_refused: Callable[[Outcome], None] | None,
+        on_refused: Callable[[Outcome], float | None] | None,
         by_address: Counter[str],
         config: uvicorn.Config,
         server_state: Any,
@@ -68,7 +65,7 @@ class EdgeProtocol(asyncio.Protocol):
         self.write_paused = False
         self._app: Any = config.loaded_app
         self._limits = limits
-        self._on_refused = on_refused
+        self._on_refused = on_refused or (lambda outcome: None)
         self._by_address = by_address
         self._server = server_state
         self._parser = httptools.HttpRequestParser(self)
@@ -83,6 +80,8 @@ class EdgeProtocol(asyncio.Protocol):
         self._idle_since_s = 0.0
         # Bytes of the head so far, later since the last body byte: chunk framing and trailers.
         self._overhead_bytes = 0
+        # The size of the read at hand, and of the one in which the head begins.
+        self._read_bytes = self._begun_bytes = 0
         self._reading_body = False
         self._refusal: tuple[Outcome, str] | None = None
         self._deaf = self._half_closed = False
@@ -133,7 +132,10 @@ class EdgeProtocol(asyncio.Protocol):
         self._tasks.close()
         for cycle in self._cycles:
             cycle.gone()
-        del self._parser  # it refers back to this object
+        # What refers back to this object: a collection would have to find it.
+        self._cycles.clear()
+        self._newest = None
+        del self._parser
 
     def eof_received(self) -> bool:
         """The caller sends no more. With a whole request it may still be reading: keep open."""
@@ -148,15 +150,15 @@ class EdgeProtocol(asyncio.Protocol):
         """Parse; what is neither a whole head nor a body counts towards the head's bound."""
         if self._deaf:
             return
-        self._overhead_bytes += len(data)
+        self._read_bytes = len(data)
+        self._overhead_bytes += self._read_bytes
         if self._head_since_s is None and not self._cycles and not self._reading_body:
             # Even a bare line end ends the idle time: a head must follow in time.
             self._head_since_s = self.loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            default = (Outcome.BAD_REQUEST, "The request is not well-formed HTTP/1.1.")
-            self._refuse(*(self._refusal or default))
+            self._refuse(*(self._refusal or MALFORMED))
         if self._overhead_bytes > self._limits.header_bytes and not self._deaf:
             self._refuse(*TOO_LARGE)
 
@@ -187,6 +189,7 @@ class EdgeProtocol(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         self._url, self._headers, self._expects_continue = b"", [], False
+        self._begun_bytes = self._read_bytes
         self._head_since_s = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
@@ -203,11 +206,10 @@ class EdgeProtocol(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Judge the head; a sound one starts the application."""
         self._head_since_s = None
-        self._reading_body = True
         version = self._parser.get_http_version()
-        # What was read holds the head and may hold more: only a large read needs the count.
-        bound = self._limits.header_bytes
-        if self._overhead_bytes > bound and head_bytes(self._url, self._headers) > bound:
+        # What was read holds the head and may hold more: only large reads need the count.
+        bound, read_bytes = self._limits.header_bytes, self._overhead_bytes + self._begun_bytes
+        if read_bytes > bound and head_bytes(self._url, self._headers) > bound:
             self._refusal = TOO_LARGE
         else:
             upgrade = self._parser.should_upgrade()
@@ -215,6 +217,7 @@ class EdgeProtocol(asyncio.Protocol):
         self._overhead_bytes = 0
         if self._refusal is not None:
             raise ValueError(self._refusal[1])
+        self._reading_body = True
         cycle = self._newest = Cycle(
             self,
             self._scope(version),
@@ -267,7 +270,7 @@ class EdgeProtocol(asyncio.Protocol):
         """An answer is whole: close, or go on to the next request."""
         cycle = self._cycles.popleft()
         if not cycle.keep_alive or (self._half_closed and not self._cycles):
-            self.transport.close()
+            self._close()
             return
         self._idle_since_s = self.loop.time()
         if not self.transport.is_closing():
@@ -306,39 +309,49 @@ class EdgeProtocol(asyncio.Protocol):
             self._server.tasks.discard(cycle.task)
             cycle.scope = {}  # which refers back to the cycle: a collection would have to find it
         if not cycle.complete and not self.transport.is_closing():
-            await self._cut(cycle)
+            self._cut(cycle)
 
-    async def _cut(self, cycle: Cycle) -> None:
+    def _cut(self, cycle: Cycle) -> None:
         """The application left without a whole answer."""
-        if cycle.started:
-            cycle.flush()
-            self.transport.close()
-            return
         reply = answer(Outcome.INTERNAL_ERROR, "Internal error.")
         headers = [*reply.headers, (b"connection", b"close")]
-        await cycle.send(
-            {"type": "http.response.start", "status": reply.status, "headers": headers}
-        )
-        await cycle.send({"type": "http.response.body", "body": reply.body})
+        if not cycle.answer(reply.status, headers, reply.body):  # it has begun, or can't now
+            cycle.flush()
+            self.transport.close()
 
     # Decisions.
 
     def _refuse(self, outcome: Outcome, message: str) -> None:
         self._deaf = True
         self._head_since_s = None
-        if self._on_refused is not None:
-            self._on_refused(outcome)
+        cycle = self._newest
+        if self._reading_body and cycle is not None and cycle.task is not None:
+            self._break_off(cycle, outcome, message)
+            return
+        wait_s = self._on_refused(outcome)
         if self._cycles:
-            # Another request's answer is on its way: nothing may be mixed into it.
+            self.transport.abort()  # an answer is on its way: nothing may be mixed into it
+        else:
+            self.transport.write(closing_answer(outcome, message, wait_s))
+            self._close()
+
+    def _break_off(self, cycle: Cycle, outcome: Outcome, message: str) -> None:
+        """A body breaks of which the application knows: the request is its to end and to count."""
+        self._reading_body = False
+        if cycle.complete:
+            self._close()
+        elif cycle.started:
             self.transport.abort()
+        else:
+            cycle.broken(outcome, message)
+
+    def _close(self) -> None:
+        """Close; a caller who may still be sending gets time to read before that."""
+        if not self._deaf or self._half_closed:
+            self.transport.close()
             return
         if self._timer is not None:
             self._timer.cancel()
-        reply = answer(outcome, message)
-        lines = [b"HTTP/1.1 %d \r\nconnection: close" % reply.status]
-        own = (b"x-request-id", token_hex(16).encode())
-        lines += [b"%b: %b" % header for header in (*reply.headers, own)]
-        self.transport.write(b"\r\n".join([*lines, b"", reply.body]))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(_LINGER_S, self.transport.abort)
@@ -351,22 +364,14 @@ class EdgeProtocol(asyncio.Protocol):
         socket there is no such state, and the write itself fails.
         """
         if self._cycles and not self.transport.is_closing():
-            if self._was_reset() or not self._cycles[0].nudge():
+            if (self._address and was_reset(self.transport)) or not self._cycles[0].nudge():
                 self.transport.abort()
             else:
                 slower_s = min(2 * again_s, _SLOWEST_LOOK_S)
                 self._look = self.loop.call_later(again_s, self._departed, slower_s)
 
-    def _was_reset(self) -> bool:
-        if not self._address:
-            return False
-        sock = self.transport.get_extra_info("socket")
-        state: int = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-        return state == _TCP_CLOSED
-
-    def _watch_unsent(self, unsent_bytes: int) -> None:
-        timeout_s = self._limits.send_timeout_s
-        self._stall = self.loop.call_later(timeout_s, self._check_unsent, unsent_bytes)
+    def _watch_unsent(self, size: int) -> None:
+        self._stall = self.loop.call_later(self._limits.send_timeout_s, self._check_unsent, size)
 
     def _check_unsent(self, before_bytes: int) -> None:
         unsent_bytes = self.transport.get_write_buffer_size()
@@ -384,15 +389,12 @@ class EdgeProtocol(asyncio.Protocol):
         due_s = now + self._period_s()
         if self._head_since_s is not None:
             due_s = self._head_since_s + limits.header_timeout_s
-        elif self._cycles:
-            pass
-        elif self._reading_body:  # after its answer
-            due_s = now
-        else:
-            due_s = min(due_s, self._idle_since_s + limits.keepalive_s)
+        elif not self._cycles:  # after an answer nobody wants the rest of a body
+            idle_s = self._idle_since_s + limits.keepalive_s
+            due_s = now if self._reading_body else min(due_s, idle_s)
         if due_s > now:
             self._timer = self.loop.call_later(due_s - now, self._check_time)
             return
-        if self._head_since_s is not None and self._on_refused is not None:
+        if self._head_since_s is not None:
             self._on_refused(Outcome.HEADER_TIMEOUT)
         self.transport.abort()

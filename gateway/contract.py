@@ -6,11 +6,12 @@ exists but is contended, 503 that there is none; 408 is never sent, because clie
 retry it on their own. Pure: no I/O, no clock.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 from types import MappingProxyType
+from typing import Any
 
 import orjson
 
@@ -23,7 +24,6 @@ __all__ = [
     "MIN_RETRY_AFTER_S",
     "Advice",
     "Answer",
-    "RetryAfter",
     "Row",
     "answer",
     "error_event",
@@ -35,11 +35,18 @@ MAX_RETRY_AFTER_S = 30
 
 
 class Advice(StrEnum):
-    """Where the seconds of Retry-After come from."""
+    """Whose bound it was, and so the rule for the seconds of Retry-After: see ``advice``.
+
+    ``QUEUE``, ``CALLER``, ``GATEWAY``: the time until there is room again, jittered, and more
+    while refusals by this bound keep coming: of one flow, of one caller, of the whole gateway.
+    ``CONFIGURED``, ``PROBE_INTERVAL``: as the configuration says. ``SHORT``: 1 to 5 seconds.
+    ``ENGINE``: the engine's own figure, else short.
+    """
 
     NONE = "none"
-    DRAIN_RATE = "drain_rate"
-    PREDICTED = "predicted"
+    QUEUE = "queue"
+    CALLER = "caller"
+    GATEWAY = "gateway"
     CONFIGURED = "configured"
     PROBE_INTERVAL = "probe_interval"
     SHORT = "short"
@@ -90,14 +97,14 @@ CONTRACT: Mapping[Outcome, Row] = MappingProxyType(
         Outcome.BODY_TIMEOUT: Row(400, _CALLER, False),
         # The code is the one client libraries look for to shorten a conversation.
         Outcome.PROMPT_TOO_LONG: Row(400, _CALLER, False, code="context_length_exceeded"),
-        Outcome.PRINCIPAL_LIMIT: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
-        Outcome.INGRESS_FULL: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
-        Outcome.QUEUE_FULL: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
-        Outcome.QUEUE_TOKENS_FULL: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
-        Outcome.QUEUE_BYTES_FULL: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
+        Outcome.PRINCIPAL_LIMIT: Row(429, _LIMIT, True, Advice.CALLER),
+        Outcome.INGRESS_FULL: Row(429, _LIMIT, True, Advice.GATEWAY),
+        Outcome.QUEUE_FULL: Row(429, _LIMIT, True, Advice.QUEUE),
+        Outcome.QUEUE_TOKENS_FULL: Row(429, _LIMIT, True, Advice.QUEUE),
+        Outcome.QUEUE_BYTES_FULL: Row(429, _LIMIT, True, Advice.QUEUE),
         Outcome.PAUSED: Row(503, _OVERLOADED, True, Advice.CONFIGURED),
-        Outcome.PREDICTED_WAIT: Row(429, _LIMIT, True, Advice.PREDICTED),
-        Outcome.QUEUE_EXPIRED: Row(429, _LIMIT, True, Advice.DRAIN_RATE),
+        Outcome.PREDICTED_WAIT: Row(429, _LIMIT, True, Advice.QUEUE),
+        Outcome.QUEUE_EXPIRED: Row(429, _LIMIT, True, Advice.QUEUE),
         Outcome.NO_ENGINE: Row(503, _OVERLOADED, True, Advice.PROBE_INTERVAL),
         Outcome.DRAINING: Row(503, _OVERLOADED, True, Advice.SHORT),
         Outcome.ENGINE_REJECTED: Row(503, _OVERLOADED, True, Advice.ENGINE),
@@ -137,7 +144,7 @@ _ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
 )
 
 
-def _anthropic_form(status: int, message: str) -> dict[str, object]:
+def _anthropic_form(status: int, message: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
@@ -199,61 +206,22 @@ def _whole_seconds(seconds: float | None) -> int:
     return max(MIN_RETRY_AFTER_S, ceil(wanted))
 
 
-def error_event(outcome: Outcome, message: str, surface: Surface = Surface.CHAT) -> bytes:
-    """The event that ends a stream which already has its 200, in the surface's error form."""
+def error_event(
+    outcome: Outcome, message: str, surface: Surface = Surface.CHAT, status: int | None = None
+) -> bytes:
+    """The event that ends a stream which already has its 200, in the surface's error form.
+
+    ``status`` is what the answer would have had, where the outcome's row does not say it.
+    """
     form = SURFACES[surface].errors
     if form is ErrorForm.ANTHROPIC:
-        return b"event: error\ndata: " + orjson.dumps(_anthropic_form(500, message)) + b"\n\n"
+        told = _anthropic_form(status or CONTRACT[outcome].status or 500, message)
+        # The form has no code, and the head that would have named the outcome is gone.
+        told["error"] = {**told["error"], "code": outcome.value}
+        return b"event: error\ndata: " + orjson.dumps(told) + b"\n\n"
     error = _openai_form(outcome, message, None)
     if form is ErrorForm.OPENAI:
         return b"data: " + orjson.dumps(error) + b"\n\n"
     # OpenAI's own event, and beside it the member that makes its clients raise the error.
     event = {"type": "error", "code": outcome.value, "message": message, "param": None}
     return b"event: error\ndata: " + orjson.dumps({**event, **error}) + b"\n\n"
-
-
-class RetryAfter:
-    """Seconds to advise to refused callers; one per queue, so that its memory is bounded.
-
-    The advice is the time the queue needs to drain, and at least a patience that remembers how
-    the last advice went. Time is cut into windows as long as the patience: a window with three
-    or more refusals per second means that callers returned too early, and doubles it; one with
-    less than one per second halves it. As a window lasts as long as the advice, one burst
-    raises it once. ``jitter`` gives numbers in [0, 1) and spreads callers by up to a quarter.
-    """
-
-    __slots__ = ("_jitter", "_patience_s", "_refusals", "_window_end_s")
-
-    def __init__(self, jitter: Callable[[], float]) -> None:
-        self._jitter = jitter
-        self._patience_s = float(MIN_RETRY_AFTER_S)
-        self._refusals = 0
-        self._window_end_s: float | None = None
-
-    def refused(self, now: float, drain_s: float) -> float:
-        """Count one refusal and return the advice in seconds, within [1, 30].
-
-        ``drain_s`` is how long the queue needs to drain at its measured rate, 0 if not known.
-        """
-        self._roll(now)
-        self._refusals += 1
-        advice_s = max(drain_s, self._patience_s) * (1.0 + 0.25 * self._jitter())
-        return min(max(advice_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
-
-    def _roll(self, now: float) -> None:
-        if self._window_end_s is None:
-            self._window_end_s = now + self._patience_s
-        while now >= self._window_end_s:
-            per_s = self._refusals / self._patience_s
-            self._refusals = 0
-            if per_s >= 3.0:
-                self._patience_s = min(self._patience_s * 2.0, MAX_RETRY_AFTER_S)
-            elif per_s < 1.0:
-                self._patience_s = max(self._patience_s / 2.0, MIN_RETRY_AFTER_S)
-            self._advance(now)
-
-    def _advance(self, now: float) -> None:
-        end_s = self._window_end_s if self._window_end_s is not None else now
-        rested = self._patience_s <= MIN_RETRY_AFTER_S and now >= end_s + self._patience_s
-        # Fully rested, all further windows are alike: skip them at once, however long the gap.
-        self._window_end_s = now + self._patience_s if rested else end_s + self._patience_s

@@ -7,14 +7,18 @@ and for an HTTP/1.0 caller ends with the connection.
 
 import asyncio
 import re
+import socket
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
+from secrets import token_hex
 from typing import Any, NamedTuple, Protocol
 
+from gateway.contract import answer
+from gateway.domain import Outcome
 from gateway.lifetime import Ending
 
-__all__ = ["Connection", "Cycle", "base_scope"]
+__all__ = ["Connection", "Cycle", "base_scope", "closing_answer", "was_reset"]
 
 MAX_UNREAD_BYTES = 64 * 1024
 
@@ -24,6 +28,7 @@ _DISCONNECT = {"type": "http.disconnect"}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # How many zeros may stand before a chunk's size; parsers allow sixteen digits.
 _MAX_NUDGES = 8
+_TCP_CLOSED = 7  # Linux: include/net/tcp_states.h
 # RFC 9110, 5.6.2 (token) and 5.5 (field value; tab is allowed inside).
 _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -65,6 +70,7 @@ class Cycle:
     """
 
     __slots__ = (
+        "_broken",
         "_chunked",
         "_connection",
         "_expects_continue",
@@ -107,6 +113,7 @@ class Cycle:
         self._parts: list[bytes] = []
         self.unread_bytes = 0
         self._whole = self._taken = False
+        self._broken: MutableMapping[str, Any] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._head = b""
         self.started = self.complete = False
@@ -131,10 +138,19 @@ class Cycle:
         if self._waiter is not None:
             self._wake()
 
+    def broken(self, outcome: Outcome, message: str) -> None:
+        """The rest of the body can't be read: the disconnect tells its reader why."""
+        self.keep_alive = False
+        self._parts.clear()
+        self._broken = {**_DISCONNECT, "sluicegate.refused": (outcome, message)}
+        self._wake()
+
     def gone(self) -> None:
         """The caller has left."""
         self.ending.set()
         self._wake()
+        if self.task is None:  # it never began: nobody else lets go of what refers back to it
+            self.scope = {}
 
     @property
     def whole(self) -> bool:
@@ -147,6 +163,8 @@ class Cycle:
             self._expects_continue = False
             self._connection.transport.write(_CONTINUE)
         while not self._parts and (self._taken or not self._whole):
+            if self._broken is not None:
+                return self._broken
             if self.complete or self._connection.transport.is_closing():
                 return _DISCONNECT
             self._waiter = self._connection.loop.create_future()
@@ -314,6 +332,21 @@ def _form(status: int, names: tuple[bytes, ...]) -> _Form:
     places = {name: at for at, name in enumerate(names)}
     text = _STATUS_LINES[status] + b"".join(lines)
     return _Form(text, places.get(b"content-length"), places.get(b"connection"))
+
+
+def closing_answer(outcome: Outcome, message: str, retry_after_s: float | None) -> bytes:
+    """A whole refusal on a connection that serves nothing else, of what is no request yet."""
+    reply = answer(outcome, message, retry_after_s=retry_after_s)
+    own = ((b"connection", b"close"), (b"x-request-id", token_hex(16).encode()))
+    lines = b"".join(b"%b: %b\r\n" % header for header in (*own, *reply.headers))
+    return b"HTTP/1.1 %d \r\n%b\r\n%b" % (reply.status, lines, reply.body)
+
+
+def was_reset(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other end of a TCP connection has reset it; nobody need be reading."""
+    sock = transport.get_extra_info("socket")
+    state: int = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state == _TCP_CLOSED
 
 
 def base_scope(transport: asyncio.BaseTransport) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 __all__ = [
+    "HOP_BY_HOP",
     "AdmissionMode",
     "Arm",
     "EngineLimits",
@@ -27,6 +28,11 @@ __all__ = [
 # A name and its value, as they are on the wire; names of callers come in lower case.
 Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
+# Belongs to one connection (RFC 9110, 7.6.1), its framing or its two ends, and is not passed on.
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade "
+    b"content-length host expect proxy-authenticate proxy-authorization".split()
+)
 
 
 class Outcome(StrEnum):
@@ -135,8 +141,8 @@ class FlowSpec:
 
     Reservations are per engine. ``target_wait_s`` bounds the predicted wait of what
     is admitted; ``None`` derives it from ``ttft_limit_s``, and refuses nothing where that is
-    ``None`` too. ``principal_share`` is the part of ``max_queued`` one caller may hold,
-    queued and running together.
+    ``None`` too. ``principal_share`` is the part of ``max_queued`` and the engines' slots together
+    that one caller may hold, queued and running.
     """
 
     model: str

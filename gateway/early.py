@@ -26,6 +26,8 @@ _OUTCOME = b"x-sluicegate-outcome"
 class EarlySend:
     """An ASGI ``send`` that may begin a stream before there is anything to send.
 
+    ``begun``: it did, and no other status can be told any more.
+
     Args:
         send: the caller's.
         pass_on: the caller's for chunks, where it has one.
@@ -42,10 +44,10 @@ class EarlySend:
         self._timer: asyncio.TimerHandle | None = None
         self._surface = Surface.CHAT
         self._sending: Started[None] | None = None
-        self._begun = False
+        self.begun = False
         # The body of an answer that has lost its own head, until it is whole.
         self._refusal: list[bytes] | None = None
-        self._outcome = b""
+        self._outcome, self._status = b"", 200
 
     def arm(self, surface: Surface, headers: Callable[[], Headers]) -> None:
         """A stream waits: begin it in time, with ``headers`` as they are then."""
@@ -66,7 +68,7 @@ class EarlySend:
     async def __call__(self, message: Mapping[str, Any]) -> None:
         """ASGI's ``send``."""
         self.disarm()
-        if not self._begun:
+        if not self.begun:
             await self._send(message)
             return
         if self._sending is not None:
@@ -76,7 +78,7 @@ class EarlySend:
             head = dict(message["headers"])
             kind, self._outcome = head.get(b"content-type", b""), head.get(_OUTCOME, b"")
             if message["status"] != 200 or b"text/event-stream" not in kind:
-                self._refusal = []
+                self._refusal, self._status = [], message["status"]
         elif self._refusal is None:
             await self._send(message)
         else:
@@ -85,11 +87,12 @@ class EarlySend:
     async def _refuse(self, parts: list[bytes], message: Mapping[str, Any]) -> None:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
-            event = _error_event(b"".join(parts), self._outcome.decode(), self._surface)
+            body, outcome = b"".join(parts), self._outcome.decode()
+            event = _error_event(body, outcome, self._surface, self._status)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     def _begin(self, headers: Callable[[], Headers]) -> None:
-        self._begun = True
+        self.begun = True
         kind = (b"content-type", b"text/event-stream; charset=utf-8")
         head = [kind, *STREAM_HEADERS, *headers()]
         start = {"type": "http.response.start", "status": 200, "headers": head}
@@ -108,10 +111,10 @@ class EarlySend:
             self._sending = started
 
 
-def _error_event(body: bytes, outcome: str, surface: Surface) -> bytes:
+def _error_event(body: bytes, outcome: str, surface: Surface, status: int) -> bytes:
     """A refusal's body as the last event of a stream; an engine's own one as it is."""
     try:
         message = orjson.loads(body)["error"]["message"]
-        return error_event(Outcome(outcome), str(message), surface)
+        return error_event(Outcome(outcome), str(message), surface, status)
     except (ValueError, KeyError, TypeError):  # not one of ours
         return b"data: %b\n\n" % b" ".join(body.splitlines())

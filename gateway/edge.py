@@ -7,7 +7,8 @@ body is the application's to read: ``read_body`` bounds its size and time.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import cast
 
@@ -37,13 +38,16 @@ async def read_body(
     timeout_s: float,
     on_bytes: Callable[[int], None] | None = None,
     take: Callable[[], bytes | None] | None = None,
+    ending: Ending | None = None,
 ) -> bytes:
     """The request's whole body; ``on_bytes`` is told of each part's size before it is kept.
 
-    ``take`` gives it at once where all of it is there, else None: then ``receive`` does.
+    ``take`` gives it at once where all of it is there, else None: then ``receive`` does, until
+    ``ending`` is set.
 
     Raises:
-        Refused: ``BODY_TOO_LARGE`` or ``BODY_TIMEOUT``, or what ``on_bytes`` raises.
+        Refused: ``BODY_TOO_LARGE``, ``BODY_TIMEOUT``, ``DRAINING``, what ``on_bytes`` raises, or
+            why the connection can't read the body to its end.
         ClientGone: the caller left.
     """
     whole = None if take is None else take()
@@ -53,13 +57,37 @@ async def read_body(
     reading = Started(_read_parts(receive, limit_bytes, on_bytes))
     if reading.value is not None:  # it was there: no timer
         return reading.value
+    ending = ending or Ending()
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as limit, _watched(ending, limit):
             return await reading or b""
     except TimeoutError:
-        raise Refused(
-            Outcome.BODY_TIMEOUT, f"The request body did not arrive within {timeout_s:g} s."
-        ) from None
+        raise _unread(ending, timeout_s) from None
+
+
+@asynccontextmanager
+async def _watched(ending: Ending, limit: asyncio.Timeout) -> AsyncIterator[None]:
+    """Inside, the time is over once ``ending`` is set."""
+
+    def end() -> None:
+        if not limit.expired():
+            limit.reschedule(0.0)
+
+    ending.watch(end)
+    try:
+        yield
+    finally:
+        ending.unwatch(end)
+
+
+def _unread(ending: Ending, timeout_s: float) -> Exception:
+    """Why a body is not read any further."""
+    if ending.outcome is None:
+        message = f"The request body did not arrive within {timeout_s:g} s."
+        return Refused(Outcome.BODY_TIMEOUT, message)
+    if ending.outcome is Outcome.CLIENT_CANCELLED:
+        return ClientGone()
+    return Refused(Outcome.DRAINING, "The gateway ended before the request body had arrived.")
 
 
 async def _read_parts(
@@ -70,7 +98,8 @@ async def _read_parts(
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise ClientGone
+            refused: tuple[Outcome, str] | None = message.get("sluicegate.refused")
+            raise ClientGone if refused is None else Refused(*refused)
         part: bytes = message.get("body", b"")
         size += len(part)
         _admit(len(part), size, limit_bytes, on_bytes)
@@ -100,11 +129,12 @@ def uvicorn_config(
     host: str,
     port: int,
     limits: EdgeLimits,
-    on_refused: Callable[[Outcome], None] | None = None,
+    on_refused: Callable[[Outcome], float | None] | None = None,
 ) -> uvicorn.Config:
     """The server's configuration: this edge, uvloop, no proxy headers, no log of its own.
 
-    ``on_refused`` is told of the requests and connections that the edge refuses by itself.
+    ``on_refused`` is told of the requests and connections that the edge refuses by itself, and
+    gives the seconds to advise.
     """
     protocol = partial(EdgeProtocol, limits, on_refused, Counter())
     return uvicorn.Config(

@@ -12,7 +12,10 @@ import orjson
 from gateway.contract import CONTRACT
 from gateway.domain import Outcome, Surface
 
-__all__ = ["Finished", "log_line"]
+__all__ = ["ESTIMATES", "Finished", "log_line"]
+
+# The methods of classification that are no exact count.
+ESTIMATES = frozenset(("estimate", "configured"))
 
 
 @dataclass(slots=True)
@@ -73,6 +76,8 @@ def log_line(finished: Finished) -> bytes:
         del line["status"]
     known = zip(_AS_IT_IS, _VALUES(finished), strict=True)
     line |= {name: value for name, value in known if value is not None}
+    if finished.classify_method in ESTIMATES:
+        line["method"] = finished.classify_method
     _say_how_long(line, finished)
     line["retries"] = int(finished.retry_reason is not None)
     if finished.retry_reason is not None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from gateway.domain import Outcome
 
-__all__ = ["TOO_LARGE", "EdgeLimits", "head_bytes", "judge"]
+__all__ = ["MALFORMED", "TOO_LARGE", "EdgeLimits", "head_bytes", "judge"]
 
+MALFORMED = (Outcome.BAD_REQUEST, "The request is not well-formed HTTP/1.1.")
 TOO_LARGE = (Outcome.HEADERS_TOO_LARGE, "The request's headers are too large.")
 
 _MAX_LENGTH_DIGITS = 18

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from gateway.domain import Header
+from gateway.domain import HOP_BY_HOP, Header
 
 __all__ = [
     "MAX_HEAD_BYTES",
@@ -41,11 +41,6 @@ _NOT_IN_TOKEN = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _METHOD = re.compile(rb"[A-Z]+")
 _TARGET = re.compile(rb"/[\x21-\x7e]*")
-# RFC 9110, 7.6.1, and what is this module's own business: framing and the host.
-_HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade "
-    b"content-length host expect proxy-authenticate proxy-authorization".split()
-)
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -142,7 +137,7 @@ def _form(
         raise ValueError(f"request line {method!r} {target!r}: not sendable")
     if not all(names) or _NOT_IN_TOKEN.search(b"".join(names)):
         return b"", frozenset()
-    dropped = frozenset(at for at, name in enumerate(names) if name.lower() in _HOP_BY_HOP)
+    dropped = frozenset(at for at, name in enumerate(names) if name.lower() in HOP_BY_HOP)
     first = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, host)
     kept = (name for at, name in enumerate(names) if at not in dropped)
     lines = (name.replace(b"%", b"%%") + b": %b\r\n" for name in kept)
@@ -351,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
         kept, framing = [], []
         for header in self._headers:
             name, value = header
-            if name not in _HOP_BY_HOP:
+            if name not in HOP_BY_HOP:
                 kept.append(header)
             elif name in _FRAMING:
                 framing.append((name, value.lower()))

@@ -88,14 +88,21 @@ class Shown:
 
 
 def recent(before: Reading, after: Reading, bounds_s: Sequence[float]) -> Recent:
-    """What happened between two readings. ``bounds_s``: the upper bounds of the buckets."""
-    ended = {key: int(value - before.outcomes.get(key, 0)) for key, value in after.outcomes.items()}
+    """What happened between two readings. ``bounds_s``: the upper bounds of the buckets.
+
+    What counts less than before has begun anew: a reload took its class away and brought it back.
+    """
+    ended = {key: _more(before.outcomes.get(key, 0), now) for key, now in after.outcomes.items()}
     return Recent(
         after.at_s - before.at_s,
         {key: count for key, count in ended.items() if count},
         _between(before.ttft, after.ttft, bounds_s),
         _between(before.gaps, after.gaps, bounds_s),
     )
+
+
+def _more(before: float, after: float) -> int:
+    return int(after if after < before else after - before)
 
 
 def percentile(counts: Sequence[int], bounds_s: Sequence[float], share: float) -> float | None:
@@ -123,6 +130,8 @@ def _between(
     for key, counts in after.items():
         have = before.get(key) or [0] * len(counts)
         added = [now - then for now, then in zip(counts, have, strict=True)]
+        if any(count < 0 for count in added):
+            added = list(counts)
         if any(added):
             found[key] = _percentiles(added, bounds_s)
     return found

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.config import Settings, SizeClass
 from gateway.domain import Outcome, Surface
-from gateway.finished import Finished, log_line
+from gateway.finished import ESTIMATES, Finished, log_line
 from gateway.live import Reading
 from gateway.occupancy import WATCH_STATES, EngineLoad, FlowLoad, Gauges, Occupancy
 from gateway.progress import Pace, PriorityState
@@ -59,7 +59,7 @@ METRICS: Mapping[str, Kind] = MappingProxyType(
         "sluicegate_goodput": Kind("counter", _FLOW, "Requests that met every limit of a class."),
         "sluicegate_prompt_tokens": Kind("counter", _FLOW, "Prompt tokens of admitted requests."),
         "sluicegate_count_mismatches": Kind(
-            "counter", _FLOW, "Requests whose prompt the engine counted differently."
+            "counter", _FLOW, "Exact counts of a prompt that differ from the engine's."
         ),
         "sluicegate_output_tokens": Kind("counter", _FLOW, "Output tokens engines reported."),
         "sluicegate_canary_aborts": Kind(
@@ -131,10 +131,22 @@ class Observer:
         self.registry.register(Gauges(METRICS, occupancy))
 
     def use(self, settings: Settings) -> None:
-        """Take the classes and pools of another configuration; what was counted stays."""
+        """Take the names of another configuration; what was counted under names it has stays.
+
+        The counters of a class, pool or route that it no longer has vanish from the page, so that
+        ``series_bound`` holds however often names change; one that comes back begins at 0.
+        """
         self._limits = {size.name: size for size in settings.sizes}
         self._services = frozenset(settings.document.service)
         self._pools = frozenset(settings.document.pool)
+        self._tallies.keep(
+            {
+                "size_class": {*self._limits, UNKNOWN},
+                "service_class": {*self._services, UNKNOWN},
+                "pool": self._pools,
+                "route": {f"{route.model}/{route.size}" for route in settings.document.route},
+            }
+        )
         self._flows: dict[tuple[str | None, str | None], _FlowTallies] = {}
         self._answers: dict[tuple[str | None, Outcome], Count] = {}
         self._methods = {m: self._tallies.spread(_CLASSIFICATION, m) for m in _METHODS}
@@ -254,7 +266,7 @@ class _FlowTallies:
         self._output_tokens.value += finished.completion_tokens or 0
         counted = finished.engine_prompt_tokens
         if counted is not None and counted != prompt_tokens:
-            self._mismatches.value += 1
+            self._mismatches.value += finished.classify_method not in ESTIMATES
         if finished.outcome is _COMPLETED:
             self._e2e.note(finished.ended_s - arrived_s)
             if self._limits is not None and _met(finished, self._limits):

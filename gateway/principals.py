@@ -2,7 +2,8 @@
 
 One token bucket per (flow group, caller) and rate, holding up to one minute's worth. A bucket
 that has filled up again is forgotten, so memory is bounded by who called in the last minute.
-Pure: no I/O, no clock.
+Another rate holds at once: what was spent before counts as so many tokens or as so much time,
+whichever is less, so that no change shuts a caller out. Pure: no I/O, no clock.
 """
 
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ SWEEP_EVERY = 1024
 
 @dataclass(slots=True)
 class _Bucket:
-    left: float
+    spent: float
     at_s: float
     per_minute: float
 
-    def level(self, now: float) -> float:
-        return min(self.per_minute, self.left + (now - self.at_s) * self.per_minute / 60.0)
+    def missing(self, now: float, per_minute: float) -> float:
+        """What a bucket of the rate that is in force now lacks."""
+        filled = (now - self.at_s) * max(self.per_minute, per_minute) / 60.0
+        return max(0.0, self.spent - filled) * min(1.0, per_minute / self.per_minute)
 
 
 class PrincipalRates:
@@ -36,9 +39,9 @@ class PrincipalRates:
         waits = [0.0]
         for kind, per_minute, amount in _rates(spec, tokens):
             bucket = self._buckets.get((spec.group, principal, kind))
-            level = per_minute if bucket is None else bucket.level(now)
+            missing = 0.0 if bucket is None else bucket.missing(now, per_minute)
             needed = min(amount, per_minute)
-            waits.append((needed - level) * 60.0 / per_minute)
+            waits.append((needed + missing - per_minute) * 60.0 / per_minute)
         return max(waits)
 
     def charge(self, spec: FlowSpec, principal: str, tokens: int, now: float) -> None:
@@ -46,13 +49,13 @@ class PrincipalRates:
         for kind, per_minute, amount in _rates(spec, tokens):
             key = (spec.group, principal, kind)
             bucket = self._buckets.get(key)
-            level = per_minute if bucket is None else bucket.level(now)
-            self._buckets[key] = _Bucket(level - amount, now, per_minute)
+            missing = 0.0 if bucket is None else bucket.missing(now, per_minute)
+            self._buckets[key] = _Bucket(missing + amount, now, per_minute)
             self._since_sweep += 1
         if self._since_sweep >= SWEEP_EVERY:
             self._since_sweep = 0
             filling = self._buckets.items()
-            self._buckets = {k: b for k, b in filling if b.level(now) < b.per_minute}
+            self._buckets = {k: b for k, b in filling if b.missing(now, b.per_minute) > 0}
 
 
 def _rates(spec: FlowSpec, tokens: int) -> list[tuple[str, float, int]]:

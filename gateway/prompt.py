@@ -288,12 +288,22 @@ def _arguments(function: Mapping[str, Any], at: str) -> dict[str, Any]:
     given = function.get("arguments")
     if isinstance(given, str):
         try:
-            given = json.loads(given)
+            given = _read(given)
+        except UnicodeEncodeError as error:
+            raise bad(f"{at}.function.arguments", "holds half of a surrogate pair") from error
         except ValueError:
             given = None
         except RecursionError as error:
             raise bad(f"{at}.function.arguments", "is nested too deeply") from error
     return given if isinstance(given, dict) else {}
+
+
+def _read(said: str) -> Any:
+    """The JSON value in ``said``; UnicodeEncodeError where it holds what no tokenizer takes."""
+    found = json.loads(said)
+    if "\\ud" in said or "\\uD" in said:  # the body's own parser took these for text
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def _tools(value: object) -> list[dict[str, Any]] | None:

@@ -93,7 +93,7 @@ def _join(key: str, value: str, messages: list[Message]) -> None:
 
 
 def _message(item: Mapping[str, Any], at: str, messages: list[Message]) -> None:
-    role, content = item.get("role"), item.get("content")
+    role, content = text(item, "role", at), item.get("content")
     if role in _ROLES:
         if not isinstance(content, str | list):
             raise bad(f"{at}.content", "must be a string or a list of parts")
@@ -138,8 +138,8 @@ def _needed(item: Mapping[str, Any], key: str, at: str) -> str:
 
 def _continues(item: Mapping[str, Any], at: str) -> bool:
     """Whether the last item is an assistant's message that is to be gone on with."""
-    kind = item.get("type", "message")
-    if item.get("status") not in _UNFINISHED or kind not in {"message", "reasoning"}:
+    kind, status = item.get("type", "message"), text(item, "status", at)
+    if status not in _UNFINISHED or kind not in {"message", "reasoning"}:
         return False
     whole = kind == "message" and item.get("role") == "assistant"
     if not whole or "type" not in item or isinstance(item.get("content"), str):
@@ -167,7 +167,7 @@ def _effort(reasoning: object) -> str | None:
 
 def _truncation(body: Mapping[str, Any]) -> int | None:
     """``-1``, as much as fits, where the engine is to cut the prompt."""
-    mode = body.get("truncation", "disabled")
+    mode = text(body, "truncation") if "truncation" in body else "disabled"
     if mode not in {"auto", "disabled", None}:
         raise bad("truncation", "must be auto or disabled")
     return None if mode == "disabled" else -1

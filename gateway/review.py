@@ -196,10 +196,12 @@ def _queues(settings: Settings) -> Iterator[str]:
                 f"{at}.max_queued_tokens: {flow.max_queued_tokens} is less than the largest "
                 f"prompt of {flow.name}, {flow.largest_prompt_tokens}, which could never wait"
             )
-        if int(flow.principal_share * flow.max_queued) < 1:
+        slots = _slots(settings, flow)
+        if int(flow.principal_share * (flow.max_queued + slots)) < 1:
             yield (
                 f"{at}.principal_share: {flow.principal_share:g} of max_queued {flow.max_queued} "
-                f"is less than one request; each key gets one of {flow.name}"
+                f"and the engines' {slots} slots is less than one request; each key gets one of "
+                f"{flow.name}"
             )
         prefill_s = _prefill_s(settings, flow)
         if flow.max_age_s < prefill_s:
@@ -212,13 +214,23 @@ def _queues(settings: Settings) -> Iterator[str]:
 
 def _prefill_s(settings: Settings, flow: FlowSpec) -> float:
     """How long its largest prompt is in prefill on the slowest engines that it may go to."""
-    rates = [
-        settings.pool_limits[pool].prefill_tokens_per_s
+    rates = [settings.pool_limits[p].prefill_tokens_per_s for p in _pools_of(settings, flow)]
+    return flow.largest_prompt_tokens / min(rates)
+
+
+def _slots(settings: Settings, flow: FlowSpec) -> int:
+    """The most slots that the engines of one of its pools may have together."""
+    pools, limits = settings.document.pool, settings.pool_limits
+    return max(limits[p].slots * pools[p].engine_bound for p in _pools_of(settings, flow))
+
+
+def _pools_of(settings: Settings, flow: FlowSpec) -> list[str]:
+    return [
+        pool
         for route in settings.document.route
         for pool in filter(None, (route.pool, route.candidate_pool))
         if (route.model, route.size) == flow.group[:2]
     ]
-    return flow.largest_prompt_tokens / min(rates)
 
 
 def _pools(settings: Settings) -> Iterator[str]:

@@ -86,6 +86,7 @@ class Server(BaseModel):
     shutdown_delay_s: Annotated[float, Field(ge=0, strict=False)] = 5.0
     drain_deadline_s: Seconds = 60.0
     early_commit_after_s: Seconds | None = None
+    paused_retry_after_s: Annotated[float, Field(ge=1, le=30, strict=False)] = 5.0
     tls: Tls | None = None
 
 
@@ -245,7 +246,7 @@ class Service(BaseModel):
 
 
 class Flow(BaseModel):
-    """What one (size class, service class) gets; a key left out takes the class's default."""
+    """What one (size class, service class) gets; weight and priority left out are the class's."""
 
     model_config = FROZEN
     weight: Positive | None = None

@@ -3,8 +3,8 @@
 Two listeners on one loop: callers' and operators'. On SIGHUP the configuration is read anew. On
 SIGTERM or SIGINT readiness turns 503 at once; new requests are served for ``shutdown_delay_s``
 more, so that load balancers notice; then they are refused as draining while queued and running
-work goes on until ``drain_deadline_s``; what is left then is ended as ``drain_terminated``. A
-second signal skips the waiting.
+work goes on until ``drain_deadline_s``; what is left then is ended as ``drain_terminated``, or
+as ``draining`` where it has no answer yet. A second signal skips the waiting.
 """
 
 import asyncio
@@ -159,9 +159,8 @@ def _callers(gateway: Gateway, shown: Mapping[str, Certificates]) -> Listener:
         min(may, server.max_connections),
         server.max_connections_per_address,
     )
-    refused = gateway.parts.observer.refused_at_edge
     return Listener(
-        uvicorn_config(gateway, server.host, server.port, limits, refused),
+        uvicorn_config(gateway, server.host, server.port, limits, gateway.refused_at_edge),
         shown.get("server"),
         limits,
     )

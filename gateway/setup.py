@@ -8,8 +8,8 @@ and counters, which outlive configurations.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.advice import Advisor
 from gateway.config import Settings
-from gateway.contract import RetryAfter
 from gateway.counters import Counters
 from gateway.counting import CountingStage
 from gateway.domain import FlowSpec
@@ -38,7 +38,7 @@ class Setup:
     counters: Counters
     counting: CountingStage
     specs: Mapping[tuple[str, str, str], FlowSpec]
-    advice: Mapping[tuple[str, str, str], RetryAfter]
+    advice: Advisor
     streamed: Timeouts
     whole: Timeouts
     pass_headers: tuple[bytes, ...] = ()

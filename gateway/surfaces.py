@@ -76,9 +76,11 @@ class Row:
     by_default: bool = False
 
 
-_CHUNKS = EndRule(
-    b"[DONE]", frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
+# OpenAI's, and vLLM's ``repetition``: the caller's own ``repetition_detection`` found one.
+_FINISHED = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "repetition"}
 )
+_CHUNKS = EndRule(b"[DONE]", _FINISHED)
 _MESSAGE_EVENTS = EndRule(
     b"",
     frozenset({"end_turn", "max_tokens", "stop_sequence", "tool_use"}),

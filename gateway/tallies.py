@@ -6,7 +6,7 @@ counted nothing is no series.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -91,6 +91,16 @@ class Tallies:
         if found is None:
             found = spreads[labels] = Spread(self._bounds_s, [0] * len(self._bound_texts))
         return found
+
+    def keep(self, values: Mapping[str, Collection[str]]) -> None:
+        """Forget all that is labelled otherwise than ``values``; a label not in it may be any."""
+        for held in (self._counts, self._spreads):
+            for name, children in held.items():
+                bounds = [values.get(label) for label in self._kinds[name].labels]
+                for labels in list(children):
+                    pairs = zip(labels, bounds, strict=True)
+                    if any(allowed is not None and said not in allowed for said, allowed in pairs):
+                        del children[labels]
 
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
         """What all counters of a name say now, by labels."""

@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 __all__ = ["Bounds", "ChatTemplate", "TemplateError"]
 
 # A template's mistakes surface as whatever its expressions raise on the caller's data.
-_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError)
+_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _TURN = "_turn"
 _CONTINUE_MARK = "\ue000continue\ue001 "

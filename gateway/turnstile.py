@@ -6,10 +6,11 @@ waits is cancelled in the core in the same step, so nothing is dispatched to a c
 
 In observe mode the request goes ahead at once and its *ghost* waits in the core in its place:
 what the core would have refused is counted, what it dispatches is charged until the real answer
-has come as far.
+has come as far. A pause and a key's own cap are no decisions to be tried out: they hold.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,10 @@ _MESSAGES = {
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """The right to use one engine, until it is given back to the turnstile."""
+    """The right to use one engine, until it is given back to the turnstile.
+
+    ``counted``: in observe mode, the flow group and the caller in whose own cap it counts.
+    """
 
     engine: str
     lease_id: int | None
@@ -49,6 +53,7 @@ class Pass:
     prefilled: bool = False
     output_tokens: int | None = None
     returned: bool = False
+    counted: tuple[tuple[str, str, str], str] | None = None
 
 
 class Turnstile:
@@ -71,6 +76,8 @@ class Turnstile:
         self._would_refuse = would_refuse
         self._waiting: dict[int, asyncio.Future[Verdict]] = {}
         self._ghosts: dict[int, tuple[Pass, Offer]] = {}
+        # The core knows of ghosts, which wait longer than their requests, or not at all.
+        self._own: Counter[tuple[tuple[str, str, str], str]] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = float("inf")
 
@@ -170,6 +177,9 @@ class Turnstile:
         """The one end of a pass, whatever the way the request ended."""
         held.returned = True
         held.output_tokens = output_tokens
+        if held.counted is not None:
+            self._discount(held.counted)
+            held.counted = None
         if held.lease_id is not None:
             lease_id, held.lease_id = held.lease_id, None
             now = self._clock()
@@ -224,14 +234,33 @@ class Turnstile:
                 self._perform(self.core.release(verdict.lease_id, self._clock()))
 
     def _observe(self, offer: Offer) -> Pass:
+        self._obey(offer)
         engine = self.core.pick(offer.key)
         if engine is None:
             raise self._none(offer.key)
         held = Pass(engine, None, offer.key, ghost=True)
+        if offer.principal_cap is not None:
+            held.counted = (offer.key.group, offer.principal)
+            self._own[held.counted] += 1
         ticket_id, verdicts = self.core.offer(offer, self._clock())
         self._ghosts[ticket_id] = (held, offer)
         self._perform(verdicts)
         return held
+
+    def _obey(self, offer: Offer) -> None:
+        """What holds in every mode, in the core's order: a drain, a pause, the key's own cap."""
+        flow, cap = self.core.flows.get(offer.key), offer.principal_cap
+        if flow is None or flow.draining:
+            raise self._none(offer.key)
+        if flow.group.paused:
+            raise Refused(Outcome.PAUSED, _MESSAGES[Outcome.PAUSED])
+        if cap is not None and self._own[offer.key.group, offer.principal] >= cap:
+            raise Refused(Outcome.PRINCIPAL_LIMIT, _MESSAGES[Outcome.PRINCIPAL_LIMIT])
+
+    def _discount(self, counted: tuple[tuple[str, str, str], str]) -> None:
+        self._own[counted] -= 1
+        if not self._own[counted]:
+            del self._own[counted]
 
     def _observe_again(self, held: Pass) -> Pass:
         """Forward to another engine; the ghost goes on waiting, or stays charged, as it is."""

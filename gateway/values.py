@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from gateway.domain import Surface
+from gateway.domain import HOP_BY_HOP, Surface
 
 __all__ = [
     "FROZEN",
@@ -28,13 +28,18 @@ __all__ = [
     "Text",
 ]
 
-# The gateway's own words and those that belong to one connection or to the engine's own framing.
-_NOT_PASSED = ("content-", "transfer-", "connection", "keep-alive", "trailer", "upgrade", "te")
-_OWN = ("x-request-id", "x-sluicegate-", "retry-after", "cache-control", "x-accel-", "set-cookie")
+# The gateway's own words, what client libraries take for its advice, and how a body is written.
+_OWN = frozenset(
+    (
+        *("x-request-id", "x-should-retry", "retry-after", "retry-after-ms"),
+        *("cache-control", "set-cookie"),
+    )
+)
+_OWN_KINDS = ("x-sluicegate-", "x-accel-", "content-", "transfer-")
 
 
 def _passable(name: str) -> str:
-    if name.startswith(_OWN + _NOT_PASSED):
+    if name in _OWN or name.startswith(_OWN_KINDS) or name.encode() in HOP_BY_HOP:
         raise ValueError(f"{name} is not an engine's to say")
     return name
 

@@ -91,7 +91,6 @@ FLOWS: dict[str, dict[str, Any]] = {
     "tokens": {"max_queued_tokens": 60},
     "bytes": {"max_queued_bytes": 400},
     "ages": {"max_age_s": 1.2},
-    "predicts": {"target_wait_s": 0.01},
     "shares": {"max_queued": 4, "principal_share": 0.5},
 }
 

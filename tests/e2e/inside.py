@@ -55,7 +55,8 @@ async def inside(
             closed.extend(line for line in found if line["event"] != "engine_up")
         return closed
 
-    listener = Listener(uvicorn_config(gateway, "127.0.0.1", 0, edge or EdgeLimits()))
+    limits_of_callers, refused = edge or EdgeLimits(), gateway.refused_at_edge
+    listener = Listener(uvicorn_config(gateway, "127.0.0.1", 0, limits_of_callers, refused))
     try:
         async with listening(listener):
             yield gateway, Front(listener.url(), "", keys, path), lines

@@ -3,7 +3,8 @@
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from tests.e2e.harness import (
     eventually,
     refused,
 )
+from tests.faults.caller import post, read_reply
+from tests.faults.crooked import crooked_engine
+from tests.faults.test_callers import MORE_THAN_SOCKETS_HOLD, floods
 
 Start = Callable[..., Front]
 
@@ -153,6 +157,58 @@ async def test_a_caller_who_does_not_read_cannot_hold_up_the_end(slow: str, star
         assert await exit_code(gateway) == 3
     idle.close()
     await engine_idle(slow)
+
+
+async def test_a_body_that_still_comes_at_the_deadline_is_refused_as_draining(
+    fast: str, started: Start
+) -> None:
+    gateway = started({"simulated": Served([fast])}, (fast,), server={"drain_deadline_s": 0.3})
+    async with connected(gateway, post(chat(), gateway.headers()["authorization"])[:-1]) as reader:
+        await eventually(lambda: is_running(gateway, 1))
+        tell(gateway)
+        reply = await read_reply(reader)
+    assert (reply.status, reply.error()["code"]) == (503, "draining")
+    assert reply.headers["retry-after"]
+    assert await exit_code(gateway) == 3
+    assert [(line["outcome"], line["status"]) for line in gateway.requests()] == [("draining", 503)]
+
+
+async def test_a_stream_that_nobody_reads_at_the_deadline_is_logged_as_ended_by_the_drain(
+    started: Start,
+) -> None:
+    async with crooked_engine(floods(MORE_THAN_SOCKETS_HOLD, [])) as engine:
+        gateway = await asyncio.to_thread(
+            started,
+            {"simulated": Served([engine.url])},
+            (engine.url,),
+            server={"drain_deadline_s": 0.3},
+        )
+        request = post(chat(stream=True), gateway.headers()["authorization"])
+        async with connected(gateway, request) as reader:
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            await eventually(lambda: is_running(gateway, 1))
+            tell(gateway)
+            assert await exit_code(gateway) == 3
+    assert [(line["outcome"], line["status"]) for line in gateway.requests()] == [
+        ("drain_terminated", 200)
+    ]
+
+
+@asynccontextmanager
+async def connected(gateway: Front, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection on which ``data`` was sent."""
+    host, port = gateway.url.removeprefix("http://").rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(data)
+        yield reader
+    finally:
+        writer.transport.abort()
+
+
+async def is_running(gateway: Front, requests: int) -> bool:
+    return bool((await gateway.status())["running"] == requests)
 
 
 async def test_nothing_written_to_a_log_holds_a_key_or_a_prompt(

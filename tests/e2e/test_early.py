@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
+import anthropic
 import pytest
 
 from tests.e2e.configs import Served
 from tests.e2e.conftest import Engines
 from tests.e2e.harness import PLAIN, Front, caller, ids
+from tests.e2e.test_sdk_anthropic import client
 
 Start = Callable[..., Front]
 # A prefill of a thousand tokens takes this engine one and a half seconds, a short one half of one.
 CRAWLING = ("--time-scale", "0.02", "--sim-state")
 LONG = 1000
+LONG_MESSAGES: Any = [{"role": "user", "content": "word " * LONG}]
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +68,23 @@ async def test_what_expires_behind_a_slow_prefill_is_told_in_the_stream_that_has
         },
     )
     async with (
-        gateway.expect(client_cancelled=1, queue_expired=1),
+        gateway.expect(client_cancelled=1, queue_expired=2),
         gateway.stream(ids(LONG, max_tokens=500, ignore_eos=True), PLAIN),  # begun early, too
     ):
         status, _, lines = await lines_of(gateway, ids(LONG))
+        async with client(gateway) as ours:
+            with pytest.raises(anthropic.APIStatusError) as told:
+                async with ours.messages.stream(
+                    model="simulated", messages=LONG_MESSAGES, max_tokens=4
+                ) as stream:
+                    _ = [event async for event in stream]
     assert status == 200
     assert lines[0] == ": keep-alive"
     assert len(lines) == 2
     assert "queue_expired" in lines[1]
+    body: Any = told.value.body
+    assert (body["error"]["type"], body["error"]["code"]) == ("rate_limit_error", "queue_expired")
+    assert {(line["outcome"], line["status"]) for line in gateway.requests()} == {
+        ("queue_expired", 200),
+        ("client_cancelled", 200),
+    }

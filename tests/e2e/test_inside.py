@@ -17,11 +17,12 @@ from tests.e2e.inside import assert_at_zero, inside
 SECRET = "a detail that is nobody's business"
 
 
+@pytest.mark.parametrize("admission", ["enforce", "observe", "off"])
 async def test_a_paused_flow_refuses_new_requests_and_serves_again_when_resumed(
-    fast: str, tmp_path: Path
+    fast: str, tmp_path: Path, admission: str
 ) -> None:
     group = ("simulated", "short", "interactive")
-    async with inside(tmp_path, fast) as (gateway, outside, lines):
+    async with inside(tmp_path, fast, admission=admission) as (gateway, outside, lines):
         gateway.parts.turnstile.core.pause(group, paused=True)
         refused(await outside.ask(chat()), "paused")
         gateway.parts.turnstile.core.pause(group, paused=False)
@@ -42,6 +43,44 @@ class Breaking:
         if name == self._method:
             raise RuntimeError(SECRET)
         return getattr(self._real, name)
+
+
+class Counting:
+    """Counts for ever; knows the tasks of its requests."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def classify(self, *_: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.append(task)
+        await asyncio.Event().wait()
+
+
+async def test_what_a_process_that_ends_cuts_off_before_its_engine_is_told_so(
+    fast: str, tmp_path: Path
+) -> None:
+    stuck: list[Counting] = []
+
+    def counting(gateway: Gateway) -> Gateway:
+        stuck.append(Counting(gateway.setup.counting))
+        setup = replace(gateway.setup, counting=stuck[0])  # type: ignore[arg-type]
+        return Gateway(gateway.parts, setup)
+
+    async with inside(tmp_path, fast, change=counting) as (gateway, outside, lines):
+        asking = asyncio.ensure_future(outside.ask(chat()))
+        await eventually(lambda: stuck[0].tasks)
+        assert gateway.end_all() == 1
+        stuck[0].tasks[0].cancel()
+        refused(await asking, "draining")
+        await eventually(lambda: not gateway.running)
+        assert_at_zero(gateway)
+        assert [(line["outcome"], line["status"]) for line in lines()] == [("draining", 503)]
 
 
 @pytest.mark.parametrize(

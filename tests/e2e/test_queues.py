@@ -109,14 +109,29 @@ def refused_wait(answer: Any) -> int:
     return int(answer.headers["retry-after"])
 
 
-async def test_a_key_has_its_own_bound_on_what_is_in_flight(tight: Front) -> None:
+@pytest.mark.parametrize("model", ["simulated", "observed", "open"])
+async def test_a_key_has_its_own_bound_on_what_is_in_flight_in_every_mode(
+    tight: Front, model: str
+) -> None:
     async with (
         tight.expect(client_cancelled=1, principal_limit=1, completed=1),
-        tight.stream(endless(), key="lonely") as held,
+        tight.stream(endless(model=model), key="lonely") as held,
     ):
         assert await held.next() is not None
-        refused(await tight.ask(chat(), key="lonely"), "principal_limit")
-        assert (await tight.ask(chat(), key="roomy")).status_code == 200
+        refused(await tight.ask(chat(model=model), key="lonely"), "principal_limit")
+        assert (await tight.ask(chat(model=model), key="roomy")).status_code == 200
+
+
+async def test_a_full_queue_stops_no_count_that_never_enters_it(tight: Front) -> None:
+    async with (
+        tight.expect(client_cancelled=2, queue_full=1, completed=1),
+        all_slots_taken(tight),
+        waiting(tight, tight.ask(chat(), key="count")),
+    ):
+        refused(await tight.ask(chat(), key="count"), "queue_full")
+        answer = await tight.ask(chat(), "/v1/messages/count_tokens", "count")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["input_tokens"] > 0
 
 
 async def test_a_flow_share_of_one_key_leaves_room_for_the_others(tight: Front) -> None:
@@ -155,17 +170,25 @@ async def test_a_caller_who_will_not_wait_starts_at_once_where_there_is_room(tig
 
 
 async def test_what_cannot_start_within_its_target_is_refused_once_the_rate_is_known(
-    tight: Front,
+    slow: str, started: Callable[..., Front]
 ) -> None:
     many = 6
-    async with tight.expect(completed=many, predicted_wait=1), asyncio.TaskGroup() as group:
-        asks = [
-            group.create_task(tight.ask(chat(max_tokens=300, n=2), key="predicts"))
-            for _ in range(many)
-        ]
-        await eventually(lambda: deep(tight, many - 1))  # all came before any rate was known
+    flow = {"target_wait_s": 0.01, "principal_share": 1.0}
+    gateway = started(  # of its own: what another test's flows were served would be known here
+        {"simulated": Served([slow])},
+        (slow,),
+        {"holder": {"service_class": "interactive"}},
+        flow={"short": {"interactive": flow}},
+        limits={"slots": 2},
+    )
+    outcomes = {"completed": many, "predicted_wait": 1, "client_cancelled": 1}
+    async with gateway.expect(**outcomes), asyncio.TaskGroup() as group:
+        async with all_slots_taken(gateway):
+            body = chat(max_tokens=300, n=2)
+            asks = [group.create_task(gateway.ask(body)) for _ in range(many)]
+            await eventually(lambda: deep(gateway, many))
         await eventually(lambda: any(ask.done() for ask in asks))
-        answer = await tight.ask(chat(), key="predicts")
+        answer = await gateway.ask(chat())
     refused(answer, "predicted_wait")
 
 

@@ -314,6 +314,15 @@ async def test_a_body_that_does_not_come_times_out(edge: Front) -> None:
     assert b"retry-after" not in answer
 
 
+async def test_a_body_whose_chunks_break_is_refused_and_counted_once(edge: Front) -> None:
+    head = post_head(edge, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+    async with edge.expect(bad_request=2):
+        for broken in (b"zz\r\n", b"2\r\n{}zz\r\n"):
+            answer = await edge.raw(head + broken)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert b'"code":"bad_request"' in answer
+
+
 async def test_a_head_over_its_bound_is_refused(edge: Front) -> None:
     async with edge.expect(headers_too_large=1):
         answer = await edge.raw(post_head(edge, 0, f"x-filler: {'y' * 3000}\r\n"))

@@ -291,6 +291,32 @@ async def test_another_method_is_told_the_right_one(
     assert answer.headers["allow"] == allowed
 
 
+HALF = {"type": "function", "function": {"name": "f", "arguments": '{"a": "\\udfff"}'}}
+CALLED = [*HI, {"role": "assistant", "tool_calls": [{"id": "c", **HALF}]}]
+# A word that is none, and a text that is none, wherever one is looked for.
+UNREADABLE: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {"max_tokens": 1, "messages": [{"role": {}, "content": "x"}]}),
+    ("/v1/messages", {"max_tokens": 1, "messages": HI, "thinking": {"type": {}}}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": [], "content": "x"}]}),
+    ("/v1/responses", {"input": [{"role": [], "content": "x"}]}),
+    ("/v1/responses", {"input": [{**CALL, "arguments": HALF["function"]["arguments"]}]}),
+    ("/v1/responses", {"input": "x", "truncation": []}),
+    ("/v1/chat/completions", {"messages": CALLED}),
+    ("/v1/chat/completions", {"messages": [*CALLED, {"role": "user", "content": "w " * 1200}]}),
+    ("/tokenize", {"messages": CALLED}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), UNREADABLE)
+async def test_what_is_no_word_or_no_text_is_a_bad_request(
+    gateway: Front, path: str, body: dict[str, Any]
+) -> None:
+    async with gateway.expect(bad_request=1):
+        answer = await gateway.ask({"model": "simulated", **body}, path)
+    assert answer.status_code == 400, answer.text
+    assert answer.headers["x-sluicegate-outcome"] == "bad_request"
+
+
 STATEFUL: Mapping[str, dict[str, Any]] = {
     "previous_response_id": {"previous_response_id": "resp_1"},
     "conversation": {"conversation": "conv_1"},

@@ -14,7 +14,7 @@ from gateway.sse import END_RULES, EndRule, StreamScanner
 from tests.fuzz.depth import fuzz
 
 RULE = END_RULES[Surface.CHAT]
-GOOD = {"stop", "length", "tool_calls", "function_call", "content_filter"}
+GOOD = {"stop", "length", "tool_calls", "function_call", "content_filter", "repetition"}
 
 
 @dataclass(slots=True)

@@ -1,11 +1,7 @@
-import random
-
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gateway.contract import CONTRACT, RetryAfter, answer, error_event
+from gateway.contract import CONTRACT, answer, error_event
 from gateway.domain import MisuseError, Outcome, Surface
 
 
@@ -169,48 +165,25 @@ def test_a_broken_stream_of_named_events_ends_with_an_event_named_error() -> Non
     assert said["code"] == "stream_interrupted"
 
 
-def flat() -> float:
-    return 0.0
-
-
-def test_advice_is_the_time_the_queue_needs_to_drain() -> None:
-    assert RetryAfter(flat).refused(0.0, 5.0) == 5.0
-
-
-def test_without_a_measured_rate_the_advice_is_the_least() -> None:
-    assert RetryAfter(flat).refused(0.0, 0.0) == 1.0
-
-
-def test_advice_rises_while_refusals_keep_coming_and_falls_when_they_stop() -> None:
-    advisor = RetryAfter(flat)
-    advice = [advisor.refused(0.1 * tick, 0.0) for tick in range(600)]
-    assert advice == sorted(advice)
-    assert advice[-1] == 30.0
-    assert advisor.refused(60.0 + 300.0, 0.0) == 1.0
-
-
-def test_one_burst_raises_the_advice_once() -> None:
-    advisor = RetryAfter(flat)
-    for _ in range(10_000):
-        assert advisor.refused(0.0, 0.0) == 1.0
-    assert advisor.refused(1.0, 0.0) == 2.0
-    assert advisor.refused(1.1, 0.0) == 2.0
-
-
-def test_a_long_silence_costs_no_time_to_catch_up_with() -> None:
-    advisor = RetryAfter(flat)
-    for tick in range(100):
-        advisor.refused(0.1 * tick, 0.0)
-    assert advisor.refused(1e12, 0.0) == 1.0
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1e9)), max_size=50),
-    st.integers(),
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        ("queue_expired", "rate_limit_error"),
+        ("no_engine", "overloaded_error"),
+        ("upstream_timeout", "timeout_error"),
+        ("stream_interrupted", "api_error"),
+        ("drain_terminated", "api_error"),
+    ],
 )
-def test_advice_always_stays_within_bounds(calls: list[tuple[float, float]], seed: int) -> None:
-    advisor = RetryAfter(random.Random(seed).random)
-    now = 0.0
-    for step, drain_s in calls:
-        now += step
-        assert 1.0 <= advisor.refused(now, drain_s) <= 30.0
+def test_an_event_of_messages_says_what_the_status_would_have_and_names_the_outcome(
+    outcome: str, kind: str
+) -> None:
+    event = error_event(Outcome(outcome), "why", Surface.MESSAGES)
+    error = {"type": kind, "message": "why", "code": outcome}
+    said = orjson.loads(event.removeprefix(b"event: error\ndata: "))
+    assert said == {"type": "error", "error": error}
+
+
+def test_an_event_of_messages_for_an_engines_own_error_has_the_type_of_its_status() -> None:
+    event = error_event(Outcome.ENGINE_ERROR, "why", Surface.MESSAGES, 400)
+    assert b'"invalid_request_error"' in event

@@ -171,7 +171,7 @@ async def test_what_has_not_changed_and_is_dear_is_taken_over(held: Held) -> Non
     assert after is not before
     assert after.counting.pool is before.counting.pool
     assert after.counting.counters["m"] is before.counting.counters["m"]
-    assert after.advice[GROUP] is before.advice[GROUP]
+    assert after.advice.flows[GROUP] is before.advice.flows[GROUP]
 
 
 async def test_keys_are_added_and_revoked_by_a_reload(held: Held) -> None:

@@ -49,7 +49,7 @@ async def test_an_answer_that_comes_in_time_passes_untouched() -> None:
     await send(start(429, [(b"a", b"b")]))
     await send(part(b"x", False))
     assert (sent.heads, sent.body) == ([start(429, [(b"a", b"b")])], b"x")
-    assert send._timer is None
+    assert (send._timer, send.begun) == (None, False)
 
 
 async def test_a_stream_that_waits_begins_and_is_kept_alive_until_it_comes(
@@ -84,8 +84,9 @@ async def test_a_refusal_that_comes_later_becomes_an_error_event(surface: Surfac
     assert event.startswith(b"data: " if surface is Surface.CHAT else b"event: error\ndata: ")
     error = json.loads(event.partition(b"data: ")[2])
     assert error["error"]["message"] == "Waited\ntoo long."
-    if surface is not Surface.MESSAGES:
-        assert error["error"]["code"] == "queue_expired"
+    assert error["error"]["code"] == "queue_expired"
+    assert error["error"]["type"] == "rate_limit_error"
+    assert send.begun
     assert event.endswith(b"\n\n")
     assert (len(sent.heads), sent.ended) == (1, True)
 
@@ -99,6 +100,18 @@ async def test_an_engines_own_answer_that_is_no_stream_becomes_one_event() -> No
     await send(part(b'{"a":\n', True))
     await send(part(b"1}", False))
     assert sent.body == COMMENT + b'data: {"a": 1}\n\n'
+
+
+async def test_an_engines_own_error_keeps_the_type_of_its_status_on_messages() -> None:
+    sent = Sent()
+    send = EarlySend(sent, 0.0)
+    send.arm(Surface.MESSAGES, list)
+    await eventually(lambda: bool(sent.body))
+    head = [(b"content-type", b"application/json"), (b"x-sluicegate-outcome", b"engine_error")]
+    await send(start(400, head))
+    await send(part(b'{"type":"error","error":{"type":"x","message":"bad"}}', False))
+    error = json.loads(sent.body.partition(b"data: ")[2])["error"]
+    assert error == {"type": "invalid_request_error", "message": "bad", "code": "engine_error"}
 
 
 async def test_a_caller_that_is_behind_is_waited_for_before_the_answer_goes_on() -> None:

@@ -240,19 +240,6 @@ async def test_trailers_do_not_become_headers() -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("endless", [b"1;" + b"e" * 9000, b"0\r\nx: " + b"y" * 9000])
-async def test_chunk_framing_without_end_closes_the_connection(endless: bytes) -> None:
-    async with served(limits=EdgeLimits(header_bytes=4096)) as edge:
-        reader, writer = await edge.open()
-        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
-        await eventually(lambda: len(edge.scopes) == 1)
-        writer.write(endless)
-        with suppress(ConnectionError):
-            assert await reader.read(-1) == b""
-        writer.close()
-        assert len(edge.refused) == 1
-
-
 async def test_a_bad_request_behind_a_good_one_never_mixes_into_its_answer() -> None:
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -427,6 +414,37 @@ async def test_a_body_that_does_not_come_in_time_is_refused() -> None:
 async def test_a_caller_that_leaves_within_its_body_is_gone() -> None:
     with pytest.raises(ClientGone):
         await read_body(receiving(part(b"abc"), {"type": "http.disconnect"}), 10, 5.0)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    ("outcome", "raised"),
+    [(Outcome.DRAIN_TERMINATED, Refused), (Outcome.CLIENT_CANCELLED, ClientGone)],
+)
+async def test_a_body_that_still_comes_is_read_no_further_once_its_request_must_end(
+    outcome: Outcome, raised: type[Exception], before: bool
+) -> None:
+    ending = Ending()
+    if before:
+        ending.set(outcome)
+    reading = asyncio.ensure_future(
+        read_body(receiving(part(b"abc")), 10, 600.0, None, None, ending)
+    )
+    await asyncio.sleep(0)
+    ending.set(outcome)
+    with pytest.raises(raised) as ended:
+        await asyncio.wait_for(reading, 10)
+    assert getattr(ended.value, "outcome", None) in {Outcome.DRAINING, None}
+
+
+async def test_an_ending_in_the_moment_of_the_time_limit_harms_nobody() -> None:
+    ending = Ending()
+    reading = asyncio.ensure_future(read_body(receiving(part(b"abc")), 10, 0.0, None, None, ending))
+    for _ in range(4):
+        await asyncio.sleep(0)
+        ending.set(Outcome.DRAIN_TERMINATED)
+    with pytest.raises(Refused):
+        await reading
 
 
 async def test_a_body_that_is_there_is_taken_in_the_same_bounds() -> None:

@@ -104,3 +104,10 @@ def test_many_who_look_are_shown_one_document_of_now(looks: list[tuple[float, in
         assert now - made[-1][0] < SHOWN_S
     for (before_s, old), (after_s, new) in pairwise(made):
         assert old != new or after_s - before_s >= SHOWN_S
+
+
+def test_a_class_that_a_reload_took_away_and_brought_back_counts_from_0() -> None:
+    before = reading(10.0, 50, [0.02] * 50)
+    found = recent(before, reading(40.0, 2, [0.02] * 2), BOUNDS_S)
+    assert found.outcomes == {(*SHORT, "completed"): 2}
+    assert found.ttft[SHORT].count == 2

@@ -17,7 +17,7 @@ from gateway.observe import (
     log_line,
     series_bound,
 )
-from tests.gateway.minimal import settings
+from tests.gateway.minimal import CONFIG, settings
 
 EMPTY = Occupancy((), (), 1)
 SHORT = {"size_class": "short", "service_class": "interactive"}
@@ -290,6 +290,40 @@ def test_the_number_of_series_is_bounded_by_the_figure_given(config: Settings) -
     assert 0.7 * bound < count <= bound
 
 
+def test_series_stay_within_their_bound_however_often_names_change(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    observer = Observer(config, lambda: EMPTY)
+    one = None
+    for number in range(20):
+        name = f"s{number}"
+        renamed = CONFIG.replace("service.batch", f"service.{name}")
+        renamed = renamed.replace("pool.a", f"pool.{name}").replace('"a"', f'"{name}"')
+        renamed = renamed.replace("model.m]", f"model.{name}]").replace('"m"', f'"{name}"')
+        config = settings(tmp_path, renamed)
+        observer.use(config)
+        observer.record(replace(DONE, service_class=name, pool=name, retry_reason="rejected"))
+        observer.would_refuse("short", name, Outcome.QUEUE_FULL)
+        observer.canary_aborted(f"{name}/short")
+        one = one or len(series(observer))
+        assert len(series(observer)) == one <= series_bound(config)
+    assert b"s18" not in observer.page()
+    assert value(observer, "answers_total", surface="chat", outcome="completed") == 20
+
+
+def test_a_reload_that_keeps_a_name_keeps_what_was_counted(
+    observer: Observer, config: Settings
+) -> None:
+    observer.record(DONE)
+    observer.use(config)
+    observer.record(DONE)
+    observer.record(replace(DONE, service_class="gone"))
+    assert value(observer, "outcomes_total", **SHORT, outcome="completed") == 2
+    assert value(observer, "ttft_seconds_count", **SHORT) == 2
+    observer.use(config)
+    unknown = {"size_class": "short", "service_class": "unknown"}
+    assert value(observer, "outcomes_total", **unknown, outcome="completed") == 1
+
+
 def test_every_metric_of_the_table_is_exported_under_its_name(config: Settings) -> None:
     names = {name for name, _ in series(crowd(config))}
     for name, kind in METRICS.items():
@@ -353,6 +387,20 @@ def test_what_was_not_measured_is_absent_from_the_log() -> None:
 def test_a_value_with_line_ends_stays_one_line() -> None:
     line = log_line(replace(DONE, model='x"\n{"event":"forged"}'))
     assert line.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("method", ["estimate", "configured"])
+def test_the_log_says_of_a_count_that_it_is_an_estimate(method: str) -> None:
+    assert orjson.loads(log_line(replace(DONE, classify_method=method)))["method"] == method
+    assert "method" not in orjson.loads(log_line(DONE))
+
+
+@pytest.mark.parametrize("method", ["estimate", "configured"])
+def test_an_estimate_that_the_engine_counts_otherwise_is_no_mismatch(
+    observer: Observer, method: str
+) -> None:
+    observer.record(replace(DONE, classify_method=method, engine_prompt_tokens=500))
+    assert value(observer, "count_mismatches_total", **SHORT) is None
 
 
 def test_a_prompt_that_the_engine_counts_otherwise_is_counted_as_a_mismatch(

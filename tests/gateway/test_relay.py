@@ -121,6 +121,7 @@ class Setting:
     gone: Ending = field(default_factory=Ending)
     first_events: int = 0
     hide_usage: bool = False
+    pass_headers: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         self.client = EngineClient(self.engine.url)
@@ -135,6 +136,7 @@ class Setting:
                 self.client,
                 call(stream)._replace(
                     hide_usage=self.hide_usage,
+                    pass_headers=self.pass_headers,
                     pass_on=self.caller.pass_on,
                     answer=self.caller.answer,
                 ),
@@ -221,6 +223,23 @@ async def test_a_streams_head_has_the_gateways_headers_and_not_the_engines() -> 
         b"x-accel-buffering": b"no",
         b"x-request-id": b"r1",
     }
+
+
+async def test_of_an_engines_head_callers_get_what_the_operator_lets_through() -> None:
+    said = b"tenant: blue\r\ntelemetry-id: 7\r\nserver: engine\r\n" + JSON
+    async with scripted_engine(answers(plain(b"{}", headers=said))) as engine:
+        setting = Setting(engine, pass_headers=(b"tenant", b"telemetry-id", b"absent"))
+        await setting.relay(stream=False)
+    found = setting.caller.headers
+    assert (found[b"tenant"], found[b"telemetry-id"]) == (b"blue", b"7")
+    assert not {b"server", b"absent"} & set(found)
+
+
+async def test_a_stream_that_the_engine_ended_because_it_repeats_itself_is_whole() -> None:
+    stream = event("a") + event("a") + event("", "repetition") + USAGE + DONE
+    result, caller = await run(CHUNKED_HEAD + chunk(stream) + LAST_CHUNK)
+    assert (result.outcome, result.finish_reason) == (Outcome.COMPLETED, "repetition")
+    assert caller.body == stream
 
 
 async def test_comments_and_what_follows_the_mark_pass_unchanged() -> None:

@@ -88,6 +88,11 @@ def test_a_quantum_that_only_short_rounds_come_of_is_no_fault(tmp_path: Path) ->
     assert warnings(tmp_path, "[scheduling]\nquantum = 20000\n" + fast) == []
 
 
+def test_a_share_that_the_engines_slots_make_a_request_of_is_no_fault(tmp_path: Path) -> None:
+    small = "reserved_slots = 16\nmax_queued = 10\nprincipal_share = 0.05"
+    assert warnings(tmp_path, GOOD.replace("reserved_slots = 16", small)) == []
+
+
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1", "localhost", "unix:/run/admin.sock"])
 def test_a_local_listener_needs_no_tls(tmp_path: Path, host: str) -> None:
     assert warnings(tmp_path, f'[admin]\nhost = "{host}"\n{GOOD}') == []

@@ -65,6 +65,7 @@ def test_every_streaming_surface_has_the_openai_end_rule(surface: Surface) -> No
         "tool_calls",
         "function_call",
         "content_filter",
+        "repetition",
     }
 
 

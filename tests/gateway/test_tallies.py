@@ -42,3 +42,17 @@ def test_what_was_counted_elsewhere_is_added_by_bucket() -> None:
     tallies.spread("t", "x").fold([1, 0, 2], 9.5)
     samples = {s.labels.get("le", s.name): s.value for m in tallies.collect() for s in m.samples}
     assert samples == {"1.0": 1, "2.0": 2, "+Inf": 4, "t_count": 4, "t_sum": 11.0}
+
+
+def test_what_is_labelled_otherwise_than_is_kept_is_forgotten() -> None:
+    tallies = Tallies(
+        {"c": Kind("counter", ("a", "b"), "C."), "t": Kind("histogram", ("a",), "T.")}, (1.0,)
+    )
+    for name in ("x", "y"):
+        tallies.count("c", name, "any").value += 1
+        tallies.spread("t", name).note(0.5)
+    kept = tallies.count("c", "x", "any")
+    tallies.keep({"a": {"x"}})
+    assert tallies.counted("c") == {("x", "any"): 1}
+    assert tallies.count("c", "x", "any") is kept
+    assert set(tallies.spreads("t")) == {("x",)}

@@ -39,8 +39,11 @@ class Gate:
         )
         self.turnstile.tell(lambda core, now: core.set_engine("e", now, up=True))
 
-    async def enter(self, ending: Ending | None = None, slots: int = 1) -> Any:
-        offer = Offer(KEY, "caller", 10, self.clock(), slots=slots)
+    async def enter(
+        self, ending: Ending | None = None, slots: int = 1, cap: int | None = None
+    ) -> Any:
+        who = "caller" if cap is None else "capped"
+        offer = Offer(KEY, who, 10, self.clock(), slots=slots, principal_cap=cap)
         return await self.turnstile.enter(offer, self.mode, ending or Ending())
 
     @property
@@ -175,6 +178,56 @@ async def test_a_ghost_that_is_refused_is_counted_and_its_request_goes_on() -> N
     for held in passes:
         gate.turnstile.first_event(held)
         gate.turnstile.give_back(held)
+    assert gate.at_zero()
+
+
+@pytest.mark.parametrize("mode", [ENFORCE, OBSERVE, AdmissionMode.OFF])
+@pytest.mark.parametrize("up", [True, False])
+async def test_a_pause_is_an_order_that_every_mode_obeys(mode: AdmissionMode, up: bool) -> None:
+    gate = Gate(mode)
+    gate.turnstile.tell(lambda core, now: core.set_engine("e", now, up=up))
+    gate.core.pause(KEY.group, paused=True)
+    with pytest.raises(Refused) as refused:
+        await gate.enter()
+    assert (refused.value.outcome, gate.would) == (Outcome.PAUSED, [])
+    gate.turnstile.tell(lambda core, now: core.set_engine("e", now, up=True))
+    gate.core.pause(KEY.group, paused=False)
+    gate.turnstile.give_back(await gate.enter())
+    assert gate.at_zero()
+
+
+@pytest.mark.parametrize("mode", [ENFORCE, OBSERVE, AdmissionMode.OFF])
+async def test_a_keys_own_cap_holds_in_every_mode(mode: AdmissionMode) -> None:
+    gate = Gate(mode)
+    passes = [await gate.enter(cap=2) for _ in range(2)]
+    for _ in range(2):
+        with pytest.raises(Refused) as refused:
+            await gate.enter(cap=2)
+        assert (refused.value.outcome, gate.would) == (Outcome.PRINCIPAL_LIMIT, [])
+    gate.turnstile.give_back(passes[0])
+    gate.turnstile.give_back(passes[0])
+    passes.append(await gate.enter(cap=2))
+    with pytest.raises(Refused):
+        await gate.enter(cap=2)
+    for held in passes[1:]:
+        gate.turnstile.give_back(held)
+    assert gate.at_zero()
+    assert not gate.turnstile._own
+
+
+async def test_in_observe_mode_a_keys_own_cap_counts_requests_and_not_their_ghosts() -> None:
+    gate = Gate(OBSERVE, max_queued=1)
+    others = [await gate.enter(slots=2) for _ in range(2)]  # one runs, one waits
+    mine = await gate.enter(cap=1)  # its ghost is refused, and it is in flight all the same
+    with pytest.raises(Refused):
+        await gate.enter(cap=1)
+    gate.turnstile.give_back(mine)
+    gate.turnstile.give_back(others[0])
+    mine = await gate.enter(cap=1)  # its ghost waits, and goes on waiting when it is over
+    gate.turnstile.give_back(mine)
+    assert gate.core.flow_views(gate.clock())[0].depth == 1
+    gate.turnstile.give_back(await gate.enter(cap=1))
+    gate.turnstile.give_back(others[1])
     assert gate.at_zero()
 
 
