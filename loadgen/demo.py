@@ -20,6 +20,7 @@ from loadgen.corpus import Shape, freeze_corpus
 from loadgen.engine.cost import step_cost_from
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_json, write_bytes, write_json
+from loadgen.freeze import corpus_inputs
 from loadgen.plan import CONTROL, DEMO_WAYS, Intervals, Way, demo_plan
 from loadgen.record import BenchError
 from loadgen.report_file import write_report
@@ -83,7 +84,7 @@ def freeze_demo(
     }
     demands = {n: Demand(spec.rate_per_s * share, SIZES[n], OUTPUT_TOKENS) for n, share in spec.mix}
     costs = step_cost_from(read_json(cost_path()), str(cost_path()))
-    inputs = {**pins, "corpus_sha256": corpus.sha256, "traces": traces}
+    inputs = {**pins, **corpus_inputs(folder), "traces": traces}
     write_json(folder / "plan.json", demo_plan(inputs, intervals, demands, costs))
     return mixed
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.corpus import Corpus, Shape, SourceText, body_of, freeze_corpus, own_text
+from loadgen.corpus import (
+    Corpus,
+    Shape,
+    SourceText,
+    body_of,
+    freeze_corpus,
+    own_text,
+)
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_bytes, write_bytes, write_json
 from loadgen.formats_in import Replayed, read_recorded, replayed
@@ -37,7 +44,7 @@ from loadgen.trace import (
     trace_manifest,
 )
 
-__all__ = ["freeze_sweep", "preview", "text_model"]
+__all__ = ["corpus_inputs", "freeze_sweep", "preview", "text_model"]
 
 Json = dict[str, Any]
 # The template, the tag that tells prompts apart, and the words that close the gap.
@@ -217,6 +224,13 @@ def preview(sweep: Sweep) -> Json:
     return sweep_plan(sweep.settings, frozen)
 
 
+def corpus_inputs(folder: Path) -> dict[str, str]:
+    """Return the digests of a folder's corpus and of its manifest, as a plan names them."""
+    path = folder / "corpus.jsonl"
+    manifest = file_digest(path.with_suffix(".manifest.json"))
+    return {"corpus_sha256": file_digest(path), "corpus_manifest_sha256": manifest}
+
+
 def freeze_sweep(sweep: Sweep, folder: Path) -> Json:
     """Write corpus, traces and `plan.json` into a folder; returns the plan.
 
@@ -242,7 +256,7 @@ def freeze_sweep(sweep: Sweep, folder: Path) -> Json:
         )
         for key in keys
     }
-    inputs = {"corpus_sha256": corpus.sha256, **pins}
+    inputs = {**corpus_inputs(folder), **pins}
     frozen = Frozen(inputs, written, sweep.baseline_args, sweep.baseline, sweep.rates_source)
     plan = sweep_plan(settings, frozen)
     write_json(folder / "plan.json", plan)

@@ -33,12 +33,15 @@ __all__ = [
 
 Json = dict[str, Any]
 TOPOLOGY_FILE = "topology-analysis.json"
+CORPUS_MANIFEST = "corpus.manifest.json"
 
 
 def _open(folder: Path) -> Folder:
     require(folder, "corpus.jsonl")
     plan, plan_sha256 = read_json(folder / "plan.json"), file_digest(folder / "plan.json")
     named("corpus.jsonl", file_digest(folder / "corpus.jsonl"), plan["corpus_sha256"])
+    if (sha256 := plan.get("corpus_manifest_sha256")) is not None:
+        named(CORPUS_MANIFEST, file_digest(folder / CORPUS_MANIFEST), sha256)
     found = Folder(folder, plan, plan_sha256)
     found.check_manifests()
     return found
@@ -206,8 +209,10 @@ def uncovered(folder: Path) -> list[str]:
     """Return what of a folder no digest holds, each with the reason."""
     said = "no digests were kept of its logs"
     starts = [f"starts/{name}: {said}" for name in uncovered_starts(folder)]
-    words = (folder / "corpus.manifest.json").is_file()
-    return [*starts, *(["corpus.manifest.json: nothing names it"] if words else [])]
+    plan = read_json(folder / "plan.json")
+    if (folder / CORPUS_MANIFEST).is_file() and "corpus_manifest_sha256" not in plan:
+        starts.append(f"{CORPUS_MANIFEST}: the plan does not name its digest")
+    return starts
 
 
 def _report_differences(folder: Path, analysis: Json, decision: Json) -> list[str]:

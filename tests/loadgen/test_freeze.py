@@ -35,6 +35,7 @@ def test_every_file_is_the_one_whose_digest_the_plan_names(frozen):
     folder, plan = frozen
     assert read_json(folder / "plan.json") == json.loads(json.dumps(plan))
     assert file_digest(folder / "corpus.jsonl") == plan["corpus_sha256"]
+    assert file_digest(folder / "corpus.manifest.json") == plan["corpus_manifest_sha256"]
     assert len(plan["traces"]) == 6
     for name, told in plan["traces"].items():
         path = folder / f"trace-{name}.jsonl"

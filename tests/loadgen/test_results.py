@@ -36,6 +36,7 @@ def edit(path, old, new):
     ("name", "old", "new", "where"),
     [
         ("corpus.jsonl", b'"class"', b'"klass"', "corpus.jsonl: its sha256"),
+        ("corpus.manifest.json", b'"licence":"', b'"licence":"x', "corpus.manifest.json: its sha"),
         ("trace-mixed.jsonl", b'"seq":1', b'"seq":9', "trace-mixed.jsonl"),
         ("plan.json", b'"rounds":1', b'"rounds":3', "plan.json"),
         (f"{RUN}/config.json", b'"repeat":1', b'"repeat":2', "config.json"),
