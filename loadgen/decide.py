@@ -96,7 +96,7 @@ def _found(primary: Json) -> str:
     if primary.get("unbounded"):
         return "is unbounded: that p95 falls on a request that failed"
     if "ratio" not in primary:
-        return "was not compared: too few rounds that both have"
+        return "was not compared: that takes two rounds of two units that do not fail"
     mark = ", superior" if primary["superior"] else ""
     return f"{primary['ratio'] - 1:+.1%} (Holm p {primary['p_holm']:.2g}{mark})"
 

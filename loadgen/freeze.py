@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.corpus import (
-    Corpus,
-    Shape,
-    SourceText,
-    body_of,
-    freeze_corpus,
-    own_text,
-)
+from loadgen.corpus import Corpus, Shape, SourceText, body_of, freeze_corpus, own_text
 from loadgen.engine.textmodel import TextModel
 from loadgen.files import file_digest, read_bytes, write_bytes, write_json
 from loadgen.formats_in import Replayed, read_recorded, replayed

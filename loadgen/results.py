@@ -208,11 +208,11 @@ def _inputs_differences(folder: Path) -> list[str]:
 def uncovered(folder: Path) -> list[str]:
     """Return what of a folder no digest holds, each with the reason."""
     said = "no digests were kept of its logs"
-    starts = [f"starts/{name}: {said}" for name in uncovered_starts(folder)]
+    found = [f"starts/{name}: {said}" for name in uncovered_starts(folder)]
     plan = read_json(folder / "plan.json")
     if (folder / CORPUS_MANIFEST).is_file() and "corpus_manifest_sha256" not in plan:
-        starts.append(f"{CORPUS_MANIFEST}: the plan does not name its digest")
-    return starts
+        found.append(f"{CORPUS_MANIFEST}: the plan does not name its digest")
+    return found
 
 
 def _report_differences(folder: Path, analysis: Json, decision: Json) -> list[str]:
