@@ -104,10 +104,13 @@ def _of_phase(observed: Observed, phase: Phase, limits: Limits) -> Iterator[Chec
 
 
 def _enough(observed: Observed, phase: Phase, least: int) -> Check:
-    """Whether the pool that a phase is about served enough to say anything of it."""
+    """Whether the pool that a phase is about served enough to say anything of it.
+
+    What arrived in one phase and waited into the next went where that one sent it.
+    """
     pool = observed.baseline if phase is Phase.ROLLBACK else observed.candidate
     arrived = list(_arrived(observed, phase))
-    its = [seen for seen in arrived if seen.pool == pool]
+    its = [seen for seen in arrived if seen.pool == pool and _sent(observed, seen) is phase]
     served = sum(seen.counted.ended for seen in its)
     said = f"too few requests in the {phase} phase: {pool} served {served}, at least {least}"
     if phase is Phase.CANARY:
@@ -118,6 +121,11 @@ def _enough(observed: Observed, phase: Phase, least: int) -> Check:
         )
     name = f"requests, {phase} ({pool})"
     return Check(name, served, least, passed=served >= least, most=False, why=said)
+
+
+def _sent(observed: Observed, seen: Seen) -> Phase | None:
+    """The phase in which a request went to its engine; None: in none, or it never did."""
+    return None if seen.dispatched_s is None else phase_of(observed.began_s, seen.dispatched_s)
 
 
 def _of_the_way_back(observed: Observed, limits: Limits) -> Iterator[Check]:

@@ -148,6 +148,17 @@ def test_every_kind_of_check_is_broken_by_one_of_these_cases() -> None:
     assert kinds == {check.split(",")[0] for _, check in BROKEN.values()}
 
 
+def test_what_waited_in_the_canary_until_the_flip_took_it_along_is_none_of_the_canary_s() -> None:
+    """Everybody's requests go to the candidate then, whoever the canary's callers were."""
+    waited = [seen(119.0 + n * 0.05, "b", dispatched_s=120.0, caller="c") for n in range(9)]
+    others = [s for s in served() if not 110 <= s.arrived_s < 120]
+    judged = judge(replace(WHOLE, seen=[*others, *waited]), LIMITS)
+    assert judged.verdict == FAIL
+    assert judged.why[0].startswith(
+        "too few requests in the canary phase: b served 0, at least 5: 0 of 1 callers went to it"
+    )
+
+
 def test_a_canary_that_no_caller_went_to_fails_and_says_what_to_bring() -> None:
     """Callers are hashed whole: half of one caller may be nobody."""
     alone = [seen(110 + n * 0.9, "a", caller="c") for n in range(10)]
