@@ -16,7 +16,7 @@ from typing import Any
 
 from loadgen.stats import holm, mean, sd, t_quantile, t_tail
 
-__all__ = ["compare_results", "contract_differences"]
+__all__ = ["compare_results", "contract_differences", "lopsided"]
 
 Json = Mapping[str, Any]
 Key = tuple[str, str, str, str]
@@ -191,6 +191,11 @@ def _only(a: Json, b: Json) -> list[str]:
     ]
 
 
+def lopsided(rows: Iterable[Json]) -> list[Json]:
+    """Return the rows that have a number in one of two results alone."""
+    return [row for row in rows if (row["a"] is None) != (row["b"] is None)]
+
+
 def compare_results(
     a: tuple[Json, Json], b: tuple[Json, Json], *, same_arrivals: bool
 ) -> dict[str, Any]:
@@ -205,7 +210,7 @@ def compare_results(
     rows = _rows(a[0], b[0], paired=same_arrivals)
     _judge(rows)
     differing = [row for row in rows if row.get("differs")]
-    in_one = sum((row["a"] is None) != (row["b"] is None) for row in rows)
+    in_one = len(lopsided(rows))
     verdicts = {"a": a[1]["verdict"], "b": b[1]["verdict"]}
     alone = _only(a[0], b[0])
     differ = bool(contracts or differing or alone) or verdicts["a"] != verdicts["b"]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.bundle import check_bundle, write_bundle
-from loadgen.compare_runs import compare_results
+from loadgen.compare_runs import compare_results, lopsided
 from loadgen.decide import decide
 from loadgen.evidence import pack, unpack
 from loadgen.files import file_digest, read_json, write_bytes
@@ -135,7 +135,6 @@ def _difference_line(row: Json) -> str:
 
 def _comparison_lines(found: Json) -> list[str]:
     verdicts, differing = found["verdicts"], [r for r in found["rows"] if r.get("differs")]
-    in_one = [r for r in found["rows"] if (r["a"] is None) != (r["b"] is None)]
     lines = [f"contract: {said}" for said in found["contracts"]] or ["same contracts"]
     lines.append(f"verdicts: {verdicts['a']} in A, {verdicts['b']} in B")
     lines += found["only_in_one"][:SHOWN]
@@ -147,7 +146,7 @@ def _comparison_lines(found: Json) -> list[str]:
     lines += [_difference_line(row) for row in differing[:SHOWN]]
     if len(differing) > SHOWN:
         lines.append(f"and {len(differing) - SHOWN} more; --json has all")
-    lines += [_lopsided_line(row) for row in in_one[:SHOWN]]
+    lines += [_lopsided_line(row) for row in lopsided(found["rows"])[:SHOWN]]
     if not found["tested"]:
         lines.append("nothing could be tested: that takes two rounds of each stratum in both")
     return lines

@@ -17,7 +17,7 @@ from loadgen.files import file_digest, read_bytes, read_json
 from loadgen.record import BenchError, RequestRecord, decode_requests, digest, strict_json
 from loadgen.trace import decode_trace, planned_part
 
-__all__ = ["Folder", "named", "require", "trace_path"]
+__all__ = ["Folder", "is_whole", "named", "require", "trace_path"]
 
 Json = dict[str, Any]
 FILES = ("config.json", "requests.jsonl", "samples.jsonl")
@@ -29,6 +29,11 @@ MADE_BY = {
     "analysis.json": "analyse {}",
     "decision.json": "decide {}",
 }
+
+
+def is_whole(own: Path) -> bool:
+    """Say whether all files of a run, or of an attempt at one, are in its folder."""
+    return all((own / name).is_file() for name in FILES)
 
 
 def trace_path(folder: Path, name: str) -> Path:
@@ -131,7 +136,7 @@ class Folder:
 
     def whole(self, run: Mapping[str, Any]) -> bool:
         """Say whether all files of a run are there."""
-        return all((self._own(run) / name).is_file() for name in FILES)
+        return is_whole(self._own(run))
 
     def incompatible(self, run: Mapping[str, Any]) -> str | None:
         """Return why the run's cell cannot be what the plan says; None if it can."""
@@ -202,7 +207,7 @@ class Folder:
         found = []
         for path in sorted(own.parent.glob(f"{own.name}.invalid-*")):
             number = path.name.rpartition("-")[2]
-            if all((path / name).is_file() for name in FILES):
+            if is_whole(path):
                 inputs = self._inputs(run, path)
                 faults = self._reduced(run, inputs, path).row["faults"]
             else:

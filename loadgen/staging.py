@@ -13,7 +13,7 @@ from typing import Any
 from loadgen.analyse import reduce_run
 from loadgen.files import read_bytes, read_json
 from loadgen.record import decode_requests, strict_json
-from loadgen.run_folder import trace_path
+from loadgen.run_folder import is_whole, trace_path
 
 __all__ = [
     "RERUNS",
@@ -31,14 +31,13 @@ __all__ = [
 ]
 
 Json = Mapping[str, Any]
-FILES = ("config.json", "requests.jsonl", "samples.jsonl")
 RERUNS = 2  # of a run that the client spoilt
 
 
 def finished(folder: Path, run_id: str) -> bool:
     """Say whether a run needs no more attempt: its records are whole, or its cell cannot be."""
     own = folder / "runs" / run_id
-    if all((own / name).is_file() for name in FILES):
+    if is_whole(own):
         return True
     config = own / "config.json"
     return config.is_file() and "incompatible" in read_json(config)
@@ -93,8 +92,10 @@ def set_faulty_aside(folder: Path, runs: Iterable[Json], plan: Json) -> None:
     """Make room to measure again what the client spoilt to the last; that attempt stays."""
     for run in runs:
         own = folder / "runs" / run["run_id"]
+        if not is_whole(own):
+            continue
         planned = arrivals_of(trace_path(folder, run["trace"]))
-        if all((own / name).is_file() for name in FILES) and faults_of(own, run, plan, planned):
+        if faults_of(own, run, plan, planned):
             keep(own, run["run_id"], attempts_kept(folder, run["run_id"]) + 1)
 
 
