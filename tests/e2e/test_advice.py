@@ -15,6 +15,7 @@ from gateway.app import Gateway
 from gateway.edge import EdgeLimits
 from tests.e2e.harness import CHAT, Front, caller, chat, endless, eventually
 from tests.e2e.inside import inside
+from tests.e2e.test_queues import all_slots_taken
 from tests.e2e.test_retry import SAYS, pair
 from tests.e2e.test_sdk import FEW, client
 
@@ -82,49 +83,56 @@ async def hammered(
 
 
 @asynccontextmanager
-async def full(outside: Front, *bodies: Any) -> AsyncIterator[None]:
-    """Both slots are taken, and one of each of ``bodies`` waits."""
-    async with outside.stream(endless(n=2), key="holder") as held:
-        await held.next()
-        waiting = [asyncio.ensure_future(outside.ask(body, key="holder")) for body in bodies]
-        await asyncio.sleep(0.2)
+async def queued(gateway: Gateway, outside: Front, *bodies: Any) -> AsyncIterator[None]:
+    """One of each of ``bodies`` waits until the block ends."""
+    asks = [asyncio.ensure_future(outside.ask(body, key="holder")) for body in bodies]
+    try:
+        await eventually(lambda: gateway.parts.turnstile.waiting == len(asks))
         yield
-        for one in waiting:
-            one.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+    finally:
+        for ask in asks:
+            ask.cancel()
+        await asyncio.gather(*asks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def full(gateway: Gateway, outside: Front, *bodies: Any) -> AsyncIterator[None]:
+    """Both slots are taken, and one of each of ``bodies`` waits."""
+    async with all_slots_taken(outside), queued(gateway, outside, *bodies):
+        yield
 
 
 async def test_a_key_at_its_own_cap_does_not_spoil_what_others_of_its_flow_are_told(
     slow: str, tmp_path: Path
 ) -> None:
-    async with gate(tmp_path, slow) as (_, outside, clock):
+    async with gate(tmp_path, slow) as (gateway, outside, clock):
         async with outside.stream(endless(), key="eager") as held:
             await held.next()
             told = await hammered(outside, clock, "principal_limit", key="eager")
         assert told[0] <= 2 < told[-1]
-        async with full(outside, chat()):
+        async with full(gateway, outside, chat()):
             assert advised(await outside.ask(chat(), key="calm"), "queue_full") <= 2
 
 
 async def test_who_would_not_wait_at_all_does_not_spoil_what_others_are_told(
     slow: str, tmp_path: Path
 ) -> None:
-    async with gate(tmp_path, slow) as (_, outside, clock), full(outside):
+    async with gate(tmp_path, slow) as (gateway, outside, clock), full(gateway, outside):
         now = {"x-sluicegate-max-wait": "0"}
         told = await hammered(outside, clock, "queue_expired", headers=now)
         assert told[0] <= 2 < told[-1]
-        waits = asyncio.ensure_future(outside.ask(chat(), key="holder"))
-        await asyncio.sleep(0.2)
-        assert advised(await outside.ask(chat(), key="calm"), "queue_full") <= 2
-        waits.cancel()
-        await asyncio.gather(waits, return_exceptions=True)
+        async with queued(gateway, outside, chat()):
+            assert advised(await outside.ask(chat(), key="calm"), "queue_full") <= 2
 
 
 async def test_a_full_queue_is_remembered_before_it_is_known_which_of_two(
     slow: str, tmp_path: Path
 ) -> None:
     either, long = chat("hi " * 600), chat("hi there, you " * 130)
-    async with gate(tmp_path, slow) as (gateway, outside, clock), full(outside, chat(), long):
+    async with (
+        gate(tmp_path, slow) as (gateway, outside, clock),
+        full(gateway, outside, chat(), long),
+    ):
         told = await hammered(outside, clock, "queue_full", either)
         assert told[0] <= 2 < told[-1]
         await eventually(lambda: len(gateway.running) == 3)
@@ -219,13 +227,13 @@ async def test_openais_client_is_not_kept_waiting_for_what_another_key_did(
     async def note(answer: httpx.Response) -> None:
         told.append(advised(answer, "queue_full"))
 
-    async with gate(tmp_path, slow) as (_, outside, clock):
+    async with gate(tmp_path, slow) as (gateway, outside, clock):
         async with outside.stream(endless(), key="eager") as held:
             await held.next()
             await hammered(outside, clock, "principal_limit", key="eager")
         watched = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
         async with (
-            full(outside, chat()),
+            full(gateway, outside, chat()),
             client(outside, outside.keys["calm"], http_client=watched) as ours,
         ):
             with pytest.raises(openai.RateLimitError):
